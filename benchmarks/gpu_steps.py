@@ -49,7 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     runner = _runner(options.shape, options.vocabulary, options.rows, options.context + 128)
     text = random.Random(0).choices(range(options.vocabulary), k=options.context + 128)
-    _fill(runner, text, options.context)
+    _report_prompts(runner, text, options.context)
     for rows, width in _STEPS:
         if rows <= options.rows:
             _report_step(runner, [RowInput(row, options.context, text[-width:]) for row in range(rows)])
@@ -57,7 +57,7 @@ def main() -> int:
         for rows, width in _PROFILED:
             if rows <= options.rows:
                 _report_kernels(runner, [RowInput(row, options.context, text[-width:]) for row in range(rows)])
-    same = _bits_are_the_same(runner, text, options.context // 8)
+    same = _bits_are_the_same(runner, text, options.context)
     for rows in sorted({1, min(8, options.rows), options.rows}):
         _report_chain(runner, rows)
     return 0 if same else 1
@@ -82,14 +82,19 @@ def _runner(shape: str, vocab_size: int, slots: int, max_length: int) -> Runner:
     return runner
 
 
-def _fill(runner: Runner, text: Sequence[int], context: int) -> None:
+def _report_prompts(runner: Runner, text: Sequence[int], context: int) -> None:
     """Read a text of `context` tokens into each slot, and print the speed."""
     began_s = time.perf_counter()
     for slot in range(runner.cache.slots):
-        for start in range(0, context, _CHUNK):
-            runner.logits([RowInput(slot, start, text[start : min(start + _CHUNK, context)], wanted=1)])
+        _read(runner, slot, text[:context])
     _wait(runner)
     print(f"prompts: {runner.cache.slots * context / (time.perf_counter() - began_s):,.0f} tokens/s")
+
+
+def _read(runner: Runner, slot: int, text: Sequence[int]) -> None:
+    """Read a text into a slot, in chunks."""
+    for start in range(0, len(text), _CHUNK):
+        runner.logits([RowInput(slot, start, text[start : start + _CHUNK], wanted=1)])
 
 
 def _report_step(runner: Runner, rows: Sequence[RowInput]) -> None:
@@ -135,7 +140,7 @@ def _logits(runner: Runner, text: Sequence[int], context: int, width: int, rows:
     """Return the logits of some tokens after `context`, [n, V], so many at once, beside rows of other lengths."""
     runner.cache.clear_all()
     for row in range(rows):
-        runner.logits([RowInput(row, 0, text[: 30 + row if row else context], wanted=1)])
+        _read(runner, row, text[: 30 + row if row else context])
     results = []
     for start in range(context, context + _COMPARED, width):
         others = [RowInput(row, 30 + row, text[: 1 + row % 4]) for row in range(1, rows)]

@@ -1,7 +1,7 @@
 """`python -m benchmarks.serving.constant_load`: a running server with drafts and without, in turn, at a constant load.
 
 A stream sends its next request when it has its answer. So answers that end early leave no stream idle, as they do at
-the end of a fixed number of requests.
+the end of a fixed number of requests. No two prompts begin alike, or later measurements would find theirs in the cache.
 """
 
 import asyncio
@@ -49,6 +49,7 @@ class ConstantLoad:
         self._url, self._model, self._prompts, self._new_tokens = url, model, prompts, new_tokens
         self._settling_s = settling_s
         self._indices = itertools.count()
+        self._run = int(time.time()) % 1000  # the server may know the prompts of other runs
 
     async def tokens_per_s(self, streams: int, temperature: float, seconds: float, *, speculate: bool) -> float:
         """Measure for some seconds, by the server's own count. Requests in flight are given up afterwards."""
@@ -69,7 +70,8 @@ class ConstantLoad:
         max_tokens = max(1, round(first * self._new_tokens))
         while True:
             index = next(self._indices)
-            body = {"model": self._model, "prompt": self._prompts[index % len(self._prompts)], "seed": index, **options}
+            prompt = f"{index}/{self._run} {self._prompts[index % len(self._prompts)]}"
+            body = {"model": self._model, "prompt": prompt, "seed": index, **options}
             body |= {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
             exchange = await ask(self._url, "/v1/completions", body)
             if not exchange.is_whole:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
-_MOST_BLOCKS = 1024  # of a row, in registers
+_MOST_BLOCKS = 1024  # of a row, whose halves' bounds are in registers
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _SLACK = tl.constexpr(2.0**-25)  # this and `_weights` as in decoding/sampling/processors.py
 _PIVOTS = tl.constexpr(8)

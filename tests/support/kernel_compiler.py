@@ -105,13 +105,14 @@ def main() -> None:
     from benchmarks.micro.gpu_kernels import text_batch
     from decoding.kernels.triton_choice import choose
 
-    def launch_attention(cache: torch.dtype, **options: Any) -> None:
+    def launch_attention(cache: torch.dtype, heads: int = 32, **options: Any) -> None:
         batch, tables = text_batch(4, 6, 2048, "cpu")
-        query, new = (torch.zeros(24, heads, 128, dtype=torch.bfloat16) for heads in (32, 8))
+        query, new = (torch.zeros(24, count, 128, dtype=torch.bfloat16) for count in (heads, 8))
         keys, values = (torch.zeros(1, 8, *shape).to(cache) for shape in ((128, 16), (16, 128)))
         attend(query, new, new, keys, values, tables, batch, scale=0.1, **options)
 
     compile_launches("bfloat16", lambda: launch_attention(torch.bfloat16))
+    compile_launches("wide groups", lambda: launch_attention(torch.bfloat16, heads=64))
     compile_launches(
         "float8", lambda: launch_attention(torch.float8_e4m3fn, window=128, softcap=30.0, sinks=torch.zeros(32))
     )

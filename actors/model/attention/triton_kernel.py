@@ -46,10 +46,11 @@ class Tiling(NamedTuple):
 
     @classmethod
     def of(cls, query: Tensor, keys: Tensor) -> "Tiling":
-        """Return one whose blocks fit into a GPU's registers. query: [N, heads, D]; keys: pages."""
+        """Return one whose blocks fit into a GPU's registers. query: [N, heads, D]; keys: [pages, kv_heads, …]."""
         if query.shape[-1] > 128 or query.element_size() != 2:
             return cls(block=32)
-        return cls(block=128 if keys.element_size() == 2 else 64)
+        is_narrow = _folded(query.shape[1] // keys.shape[1]) <= 4 and keys.element_size() == 2
+        return cls(block=128 if is_narrow else 64)
 
 
 def attend(
@@ -76,7 +77,7 @@ def attend(
     tokens, heads, size = query.shape
     kv_heads, value_size, page_size = keys.shape[1], values.shape[-1], keys.shape[-1]
     group, rows = heads // kv_heads, len(batch.lengths)
-    folded = triton.next_power_of_2(group)
+    folded = _folded(group)
     queries = max(16, min(8 * folded, 64), folded)  # of a tile
     most_parts = -(-tables.shape[1] * page_size // tiling.part)
     tiles = tokens // (queries // folded) + rows
@@ -124,6 +125,11 @@ def attend(
                 **shared,
             )
     return output
+
+
+def _folded(group: int) -> int:
+    """Return how many queries of a tile a token takes: a head of the group each, and padding."""
+    return int(triton.next_power_of_2(group))
 
 
 @triton.jit(do_not_specialize=["rows", "entries"], do_not_specialize_on_alignment=PACKED)

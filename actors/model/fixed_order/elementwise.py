@@ -12,7 +12,8 @@ _HEADS = 8  # of a program of `rotate`
 def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate by position, Su et al., arXiv 2104.09864, in the half-split form of GPT-NeoX.
 
-    query: [1, heads, N, D]; key: [1, kv_heads, N, D]; cos, sin: [1, N, D], contiguous. Returns both, of equal shapes.
+    query: [1, heads, N, D]; key: [1, kv_heads, N, D]; cos, sin: [1, N, D], contiguous. Returns both in the
+    shapes given.
     """
     _, heads, tokens, size = query.shape
     kv_heads = key.shape[1]
@@ -33,7 +34,7 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
 def silu_gate(both: Tensor) -> Tensor:
     """Return silu(gate) · up, [..., I], of SwiGLU, Shazeer, arXiv 2002.05202. both: [..., 2 I], gate before up."""
     size = both.shape[-1] // 2
-    flat = both.reshape(-1, 2 * size)
+    flat = both.reshape(-1, 2 * size).contiguous()
     output = both.new_empty(len(flat), size)
     if len(flat):
         with torch.cuda.device_of(both):
@@ -62,7 +63,7 @@ def _rotate(
 ) -> None:
     """Rotate some heads of one token. The grid is [N, blocks of heads]; keys' heads follow the queries'."""
     token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     half = size // 2
     index = tl.arange(0, HALF_BLOCK)[None, :]
     exists = index < half

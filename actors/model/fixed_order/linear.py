@@ -1,7 +1,8 @@
 """A product with weights, in Triton, whose sums have one order for every number of tokens.
 
 Weights are the left operand, tokens the right one. So the same instruction, of 64 features times 16 inputs on Hopper
-and 16 times 16 before, serves any number of tokens, and no sum is split. Knows nothing of models.
+and 16 times 16 before, serves any number of tokens, and no sum is split. That was tested on Hopper; data centres'
+Blackwell multiplies by other instructions. Knows nothing of models.
 """
 
 from functools import cache
@@ -58,6 +59,7 @@ def fixed_order_linear(
     """
     features, inputs = weight.shape
     flat = x.reshape(-1, inputs)
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
     tokens = len(flat)
     output = torch.empty(tokens, features, dtype=out_dtype or x.dtype, device=x.device)
     gpu = _gpu(x.device)
@@ -109,9 +111,9 @@ def _gpu(device: torch.device) -> _Gpu:
 
 
 def _is_aligned(matrix: Tensor) -> bool:
-    """Whether a matrix may have a descriptor."""
-    line_bytes = matrix.stride(0) * matrix.itemsize
-    return line_bytes % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0 and matrix.stride(1) == 1
+    """Whether a matrix, whose lines are contiguous, may have a descriptor."""
+    line_bytes, overlaps = matrix.stride(0) * matrix.itemsize, matrix.stride(0) < matrix.shape[1]
+    return line_bytes % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0 and not overlaps
 
 
 @triton.jit(do_not_specialize=["tokens"])

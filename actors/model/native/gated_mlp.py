@@ -12,6 +12,8 @@ from actors.model.packed_linear import GroupedLinear, LinearGroup
 
 _NAMES = {torch.float32: "silu_gate_float32", torch.bfloat16: "silu_gate_bfloat16"}
 _DTYPES_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
+_SPREADS = 3.0, 300.0  # of gates: where they bend, and far out, where some layers limit them
+_SPREADS_OF_HALF = 3.0, 60.0  # a product of two larger ones is no float16
 _TOLERANCE = 0.02  # relative, of the norm of a result: some steps of bfloat16
 
 
@@ -33,23 +35,26 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., H]; returns the same shape."""
-        result: Tensor = self.down_proj(silu_gate(self.gate_and_up(x)))
+        both = self.gate_and_up(x)
+        result: Tensor = self.down_proj(_silu_gate_on_gpu(both) if both.is_cuda else silu_gate(both))
         return result
 
 
 @native_operator
 def silu_gate(both: Tensor) -> Tensor:
     """Return silu(gate) · up, [..., I]. both: [..., 2 I], gate before up."""
-    if both.is_cuda:
-        from actors.model.fixed_order import elementwise
-
-        return elementwise.silu_gate(both)
     both = contiguous(both)
     size = both.shape[-1] // 2
     output = empty(*both.shape[:-1], size, dtype=both.dtype)
     sizes = output.numel() // size, size, torch.get_num_threads()
     call(_NAMES[both.dtype], _Call(both.data_ptr(), *sizes, output.data_ptr()))
     return output
+
+
+def _silu_gate_on_gpu(both: Tensor) -> Tensor:
+    from actors.model.fixed_order import elementwise
+
+    return elementwise.silu_gate(both)
 
 
 @torch.no_grad()
@@ -72,10 +77,10 @@ def _may_be_faster(example: Tensor) -> bool:
 
 
 def _agree(faster: GatedMLP, mlp: nn.Module, group: LinearGroup) -> bool:
-    """Whether both agree on random inputs: where gates bend, and far out, where some layers limit them."""
+    """Whether both agree on random inputs."""
     x = torch.randn(1, 4, group.in_features, generator=torch.Generator().manual_seed(0)).to(group.example)
     gates, _ = group.joined(x).float().chunk(2, dim=-1)
-    for spread in (3.0, 300.0):
+    for spread in _SPREADS_OF_HALF if x.dtype == torch.float16 else _SPREADS:
         scaled = x * (spread / gates.std())
         try:
             result, expected = faster(scaled), mlp(scaled)

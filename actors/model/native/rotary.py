@@ -17,7 +17,8 @@ from actors.model.native.library import library
 
 _CALLED = "apply_rotary_pos_emb"
 _NAMES = {torch.float32: "rotate_float32", torch.bfloat16: "rotate_bfloat16"}
-_DTYPES_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
+_ROUNDED = (torch.bfloat16, torch.float16)
+_DTYPES_ON_GPU = (torch.float32, *_ROUNDED)
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
@@ -66,7 +67,8 @@ def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Whether the tensors are a batch of one of a dtype that can be rotated, with rotation over the full head."""
     return (
         q.dtype in (_DTYPES_ON_GPU if q.is_cuda else _NAMES)
-        and (q.is_cuda or q.device.type == "cpu")
+        and (q.is_cuda or (q.device.type == "cpu" and library() is not None))
+        and q.device == k.device == cos.device == sin.device
         and q.dtype == k.dtype == cos.dtype == sin.dtype
         and q.dim() == k.dim() == 4
         and len(q) == 1
@@ -109,13 +111,14 @@ def _agrees(original: Rotate, device: torch.device) -> bool:
     generator = torch.Generator().manual_seed(0)
     heads = [torch.randn(1, count, 3, 8, generator=generator) for count in (4, 2)]
     angles = [torch.randn(1, 3, 8, generator=generator) for _ in range(2)]
-    for dtype, agree in ((torch.float32, torch.allclose), (torch.bfloat16, torch.equal)):
+    for dtype in (torch.float32, *_ROUNDED):
         given = [x.to(device, dtype) for x in (*heads, *angles)]
         try:
             expected = original(*given)
         except Exception:  # it takes other arguments
             return False
         result = NativeRotary(original)(*given)
+        agree = torch.equal if dtype in _ROUNDED else torch.allclose
         if not all(x.dtype == y.dtype and agree(x, y) for x, y in zip(result, expected, strict=True)):
             return False
     return True
