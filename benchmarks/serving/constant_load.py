@@ -1,7 +1,7 @@
 """`python -m benchmarks.serving.constant_load`: a running server with drafts and without, in turn, at a constant load.
 
 A stream sends its next request when it has its answer. So answers that end early leave no stream idle, as they do at
-the end of a fixed number of requests. No two prompts begin alike, or later measurements would find theirs in the cache.
+the end of a fixed number of requests. Every measurement finds its prompts in the cache, or none does.
 """
 
 import asyncio
@@ -44,12 +44,22 @@ class Comparison:
 class ConstantLoad:
     """Streams of requests to one model of a server."""
 
-    def __init__(self, url: str, model: str, prompts: Sequence[str], new_tokens: int, *, settling_s: float) -> None:
-        """settling_s: from the first request until the measurement begins."""
+    def __init__(
+        self, url: str, model: str, prompts: Sequence[str], new_tokens: int, *, settling_s: float, fresh: bool
+    ) -> None:
+        """
+        settling_s: from the first request until the measurement begins.
+        fresh: let each prompt begin with a number that no other has.
+        """
         self._url, self._model, self._prompts, self._new_tokens = url, model, prompts, new_tokens
-        self._settling_s = settling_s
+        self._settling_s, self._fresh = settling_s, fresh
         self._indices = itertools.count()
         self._run = int(time.time()) % 1000  # the server may know the prompts of other runs
+
+    async def read_prompts(self) -> None:
+        """Let the server read all prompts, one by one."""
+        for prompt in self._prompts:
+            await self._ask({"prompt": prompt, "max_tokens": 1, "temperature": 0})
 
     async def tokens_per_s(self, streams: int, temperature: float, seconds: float, *, speculate: bool) -> float:
         """Measure for some seconds, by the server's own count. Requests in flight are given up afterwards."""
@@ -70,13 +80,17 @@ class ConstantLoad:
         max_tokens = max(1, round(first * self._new_tokens))
         while True:
             index = next(self._indices)
-            prompt = f"{index}/{self._run} {self._prompts[index % len(self._prompts)]}"
-            body = {"model": self._model, "prompt": prompt, "seed": index, **options}
-            body |= {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-            exchange = await ask(self._url, "/v1/completions", body)
-            if not exchange.is_whole:
-                raise RuntimeError(f"status {exchange.status}: {exchange.body[-200:]!r}")
+            prompt = self._prompts[index % len(self._prompts)]
+            prompt = f"{index}/{self._run} {prompt}" if self._fresh else prompt
+            await self._ask({"prompt": prompt, "seed": index, "max_tokens": max_tokens, **options})
             max_tokens = self._new_tokens
+
+    async def _ask(self, body: Mapping[str, object]) -> None:
+        exchange = await ask(
+            self._url, "/v1/completions", {"model": self._model, "ignore_eos": True, "stream": True, **body}
+        )
+        if not exchange.is_whole:
+            raise RuntimeError(f"status {exchange.status}: {exchange.body[-200:]!r}")
 
     def _count(self) -> float:
         with urlopen(f"{self._url}/metrics", timeout=10) as response:
@@ -94,6 +108,7 @@ class ConstantLoad:
 @click.option("--settling", default=3.0, help="Seconds before each; 0 and one round: a server that has just begun.")
 @click.option("--rounds", default=4, help="Of measurements with drafts and without.")
 @click.option("--new-tokens", default=128, help="Of each answer.")
+@click.option("--fresh", is_flag=True, help="Number the prompts, so that none is in the cache; else all are.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/constant-load.json"))
 def main(
     url: str,
@@ -105,11 +120,15 @@ def main(
     settling: float,
     rounds: int,
     new_tokens: int,
+    fresh: bool,
     output: Path,
 ) -> None:
     """Measure, write JSON after each load, and print."""
-    load = ConstantLoad(url, model, read_prompts(prompts), new_tokens, settling_s=settling)
+    load = ConstantLoad(url, model, read_prompts(prompts), new_tokens, settling_s=settling, fresh=fresh)
     settings = {"model": model, "seconds": seconds, "settling": settling, "rounds": rounds, "new_tokens": new_tokens}
+    settings["fresh"] = fresh
+    if not fresh:
+        asyncio.run(load.read_prompts())
     comparisons: list[Comparison] = []
     for temperature, count in itertools.product(temperatures, streams):
         comparison = Comparison(temperature, count)

@@ -3,11 +3,14 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from training.heldout import read_prompts
 
 _GENERATOR = Path(__file__).with_name("generator.py")
 _GRACE_S = 20.0
@@ -53,6 +56,7 @@ class LoadGenerator:
     def __init__(self, python: Path, *, log: Path) -> None:
         """python: of an environment with vLLM. log: file for the generator's output."""
         self._log_path = log
+        self._run = int(time.time()) % 10**5 * 1000  # servers may know the prompts of other runs
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
@@ -82,9 +86,17 @@ class LoadGenerator:
         self._process.stdout.close()
 
     def run(self, url: str, model: str, load: Load, extra_body: Mapping[str, object]) -> LoadResult:
-        """Send the load to the server at `url`. Raises RuntimeError if an answer is missing or too short."""
+        """Send the load to the server at `url`. Raises RuntimeError if an answer is missing or too short.
+
+        Each run's prompts begin with its number, so that no server finds them in its cache.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(_arguments(url, model, load, extra_body)) + "\n")
+        self._run += 1
+        prompts = self._log_path.with_suffix(".jsonl")
+        numbered = [json.dumps({"prompt": f"{self._run} {prompt}"}) for prompt in read_prompts(load.prompts)]
+        prompts.write_text("\n".join(numbered) + "\n", encoding="utf-8")
+        arguments = _arguments(url, model, replace(load, prompts=prompts), extra_body)
+        self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         result = self._read()
         expected = load.requests * load.new_tokens

@@ -88,8 +88,6 @@ class VllmServer(ServerProcess):
             "--max-num-seqs": slots,
         }
         arguments = [str(part) for pair in options.items() for part in pair]
-        # Prompts are repeated, and other servers do not cache them either.
-        arguments.append("--no-enable-prefix-caching")
         super().__init__(
             [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments],
             ready=partial(_healthy, self.url),

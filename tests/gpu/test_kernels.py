@@ -133,6 +133,21 @@ def test_products_give_a_token_the_same_bits_in_any_company(dtype: torch.dtype, 
         assert torch.equal(fixed_order_linear(x[-count:], weight, out_dtype=torch.float32), together[-count:]), count
 
 
+def test_a_large_product_in_a_graph_reads_what_is_there_then() -> None:
+    """Its descriptors are made when it is captured."""
+    from actors.model.fixed_order.linear import fixed_order_linear
+
+    x, other, weight = random(300, 1024), random(300, 1024, seed=2), random(1500, 1024, seed=1)
+    expected = fixed_order_linear(other, weight)
+    fixed_order_linear(x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = fixed_order_linear(x, weight)
+    x.copy_(other)
+    graph.replay()
+    assert torch.equal(output, expected)
+
+
 def test_norms_give_a_token_the_same_bits_in_any_company() -> None:
     from actors.model.fixed_order.norm import fixed_order_rms_norm
 

@@ -8,7 +8,9 @@ import pytest
 from benchmarks.serving.findings import OFF, ON, VLLM, LoadComparison, as_text
 from benchmarks.serving.load import Load, LoadGenerator, LoadResult
 from benchmarks.serving.overhead import Overhead, Stream, _overhead
+from training.heldout import read_prompts
 
+PROMPTS = Path("models/heldout.jsonl")
 RESULT = {
     "failed": 0,
     "total_output_tokens": 12,
@@ -35,7 +37,7 @@ def measured(rate: float) -> LoadResult:
 
 
 def load() -> Load:
-    return Load(Path("p.jsonl"), Path("models/target"), 2, 2, 6, 0.0, seed=3)
+    return Load(PROMPTS, Path("models/target"), 2, 2, 6, 0.0, seed=3)
 
 
 def ask(folder: Path, result: dict[str, object]) -> LoadResult:
@@ -56,6 +58,9 @@ def test_the_generator_is_asked_and_read(tmp_path: Path) -> None:
     assert options["--max-concurrency"] == "2"
     assert json.loads(options["--extra-body"]) == {"speculate": False}
     assert "--ignore-eos" in asked
+    number, *words = read_prompts(Path(options["--dataset-path"]))[0].split(" ")
+    assert number.isdigit()
+    assert " ".join(words) == read_prompts(PROMPTS)[0]
 
 
 @pytest.mark.parametrize("wrong", [{"failed": 1, "errors": ["", "refused"]}, {"total_output_tokens": 11}])
