@@ -33,7 +33,8 @@ def test_kernels_compile(tmp_path: Path) -> None:
         compiled = [kernel for kernel in kernels if kernel["architecture"] == architecture]
         assert {kernel["kernel"] for kernel in compiled} == KERNELS
         for kernel in compiled:
-            assert kernel["stack_bytes"] <= 128, kernel  # of a thread: what its registers did not hold
+            # Of a thread: what its registers did not hold.
+            assert kernel["stack_bytes"] <= (128 if kernel["case"] == "wide groups" else 64), kernel
             assert kernel["shared_bytes"] <= shared_bytes, kernel
             if kernel["kernel"] in ("_attend_to_parts", "_multiply"):
                 assert kernel["products"], kernel  # by tensor cores
