@@ -1,7 +1,9 @@
 """`python -m benchmarks.serving.constant_load`: a running server with drafts and without, in turn, at a constant load.
 
 A stream sends its next request when it has its answer. So answers that end early leave no stream idle, as they do at
-the end of a fixed number of requests. Every measurement finds its prompts in the cache, or none does.
+the end of a fixed number of requests. Every measurement finds its prompts in the cache, or none does. Unless a server's
+first seconds are of interest, a measurement that does not count comes before those of each load: by then the server has
+tried drafts with so many rows, and recorded the sizes of its steps.
 """
 
 import asyncio
@@ -105,7 +107,7 @@ class ConstantLoad:
 @click.option("--streams", type=int, multiple=True, default=(1, 4, 8, 16, 32, 64))
 @click.option("--temperature", "temperatures", type=float, multiple=True, default=(0.0, 1.0))
 @click.option("--seconds", default=10.0, help="Of each measurement.")
-@click.option("--settling", default=3.0, help="Seconds before each; 0 and one round: a server that has just begun.")
+@click.option("--settling", default=3.0, help="Seconds before each; 0: of a server that has just begun, all counts.")
 @click.option("--rounds", default=4, help="Of measurements with drafts and without.")
 @click.option("--new-tokens", default=128, help="Of each answer.")
 @click.option("--fresh", is_flag=True, help="Number the prompts, so that none is in the cache; else all are.")
@@ -132,6 +134,8 @@ def main(
     comparisons: list[Comparison] = []
     for temperature, count in itertools.product(temperatures, streams):
         comparison = Comparison(temperature, count)
+        if settling:
+            asyncio.run(load.tokens_per_s(count, temperature, seconds, speculate=True))
         for number in range(2 * rounds):
             speculate = number % 4 in (0, 3)
             rate = asyncio.run(load.tokens_per_s(count, temperature, seconds, speculate=speculate))
