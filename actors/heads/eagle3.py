@@ -94,13 +94,11 @@ class Eagle3Head(nn.Module):
         output: Tensor = self.layers[0](hidden, embeddings, rotary, **attention)
         return output
 
-    def narrow_logits(self, hidden: Tensor) -> Tensor:
-        """Return [..., W] float logits over the tokens that it can draft."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [..., W] float logits of the tokens that it can draft, `token_ids`."""
         logits: Tensor = self.lm_head(self.norm(hidden)).float()
         return logits
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return [..., V] float logits over the target's vocabulary; −∞ for tokens that it can't draft."""
-        narrow = self.narrow_logits(hidden)
-        every = narrow.new_full((*narrow.shape[:-1], self.vocab_size), -torch.inf)
-        return every.index_copy(-1, torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t, narrow)
+    def token_ids(self) -> Tensor:
+        """Return the tokens that it can draft, [W] int64."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t

@@ -4,7 +4,8 @@ Column p holds the pair of the target's hidden state after token p and token p +
 column may be that of another next token: that can only cost acceptance.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,17 @@ from actors.heads.sampling import DraftStart, HeadSampler
 from actors.heads.spec import HeadsKind
 from actors.model.forward_input import RowInput
 from actors.model.hidden_states import HiddenStates
+from actors.model.native.replay import replay_native_run
+from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.ragged_batch import RaggedBatch, pack_inputs
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
 from decoding.sampling.transfer import tensor_on
 
 _LENGTH = 8  # tokens of a chain
+_MAX_TRACED_TOKENS = 128  # with more, the cost of Python is negligible
+_TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
+_log = logging.getLogger(__name__)
 
 
 class Eagle3Proposer:
@@ -38,9 +44,41 @@ class Eagle3Proposer:
         assert isinstance(embedding, nn.Module)
         self._embedding = embedding
         self._device = head.d2t.device
+        self._outputs = len(head.d2t)
+        self._token_ids = None if self._outputs == runner.vocab_size else head.token_ids()
+        self._traced: Callable[..., Tensor] | None = None
         # after each text's last pair, [slots, H]
         shape = runner.cache.slots, head.hidden_size
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
+
+    @torch.inference_mode()
+    def use_trace(self) -> None:
+        """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does.
+
+        Pages must be allocated and free, because some are overwritten.
+        """
+        if self._device.type != "cpu":
+            return
+        try:
+            self._output(*self._example(1).inputs)  # the first call adds the layer's pages
+            traced = trace(self._output, *map(self._example, _TRACED_TOKENS), change=replay_native_run)
+            for count in _COMPARED_TOKENS:
+                sizes, inputs = self._example(count)
+                if not torch.equal(traced(*sizes, *inputs), self._output(*inputs)):
+                    raise UntraceableError(f"it does something else with {count} tokens")
+        except UntraceableError as error:
+            _log.info("an EAGLE-3 head runs with its own Python: %s", error)
+        else:
+            self._traced = traced
+        self._cache.clear_all()
+
+    def _example(self, count: int) -> Example:
+        """Return a call with so many tokens of one row."""
+        row = RowInput(0, 1, range(count))
+        self._cache.prepare_writes([(row.slot, row.start, row.end)])
+        tokens, positions, batch = pack_inputs([row]).unpack()
+        hidden = torch.randn(count, self._head.hidden_size, generator=torch.Generator().manual_seed(count))
+        return Example((count,), (hidden.to(self._states), tokens, positions, batch))
 
     @torch.inference_mode()
     def read(self, readings: Sequence[Reading], hidden: HiddenStates) -> None:
@@ -62,7 +100,7 @@ class Eagle3Proposer:
         """Draft a chain for each text. It writes to the columns after the last pair, which the target writes next."""
         if length > 1:
             self._cache.prepare_writes((start.slot, start.length - 1, start.length + length - 2) for start in starts)
-        sampler = HeadSampler(starts, length, ranks, self._device)
+        sampler = HeadSampler(starts, length, min(ranks, self._outputs), self._device, self._token_ids)
         rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
         _, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
         hidden = self._states[batch.slots]  # [B, H]
@@ -75,6 +113,11 @@ class Eagle3Proposer:
 
     def _run(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         """Return the layer's output, [N, H]. hidden: [N, H]. tokens: [1, N] that follow. positions: [1, N]."""
+        if self._traced is None or len(hidden) > _MAX_TRACED_TOKENS:
+            return self._output(hidden, tokens, positions, batch)
+        return self._traced(len(hidden), hidden, tokens, positions, batch)
+
+    def _output(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         embeddings = self._embedding(tokens).to(hidden)
         output: Tensor = self._head(hidden[None], embeddings, positions, ragged_batch=batch, kv_pages=self._cache)
         return output[0]

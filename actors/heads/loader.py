@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from actors.heads.acceptance import check_acceptance
 from actors.heads.checkpoint import HeadsCheckpoint, read_checkpoint
+from actors.heads.eagle3 import Eagle3Head
 from actors.heads.eagle3_layout import read_eagle3, stated_layers
 from actors.heads.eagle3_proposer import Eagle3Proposer
 from actors.heads.medusa_layout import read_medusa
@@ -79,7 +80,13 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
     if len(layers) != states:
         raise ConfigError(f"{spec.name}.layers: has {len(layers)} numbers, but the head reads {states} hidden states")
     _place(head, model)
-    return LoadedHeads(spec, head, layers, head.column_numbers, partial(Eagle3Proposer, head))
+    return LoadedHeads(spec, head, layers, head.column_numbers, partial(_make_eagle3, head))
+
+
+def _make_eagle3(head: Eagle3Head, runner: Runner) -> Eagle3Proposer:
+    proposer = Eagle3Proposer(head, runner)
+    proposer.use_trace()
+    return proposer
 
 
 def _place(module: torch.nn.Module, model: PreTrainedModel) -> None:

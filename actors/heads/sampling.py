@@ -28,13 +28,24 @@ class DraftStart(NamedTuple):
 class HeadSampler:
     """Chooses a token for each of B texts, position after position. Waits for the device in `choices` only."""
 
-    def __init__(self, starts: Sequence[DraftStart], length: int, ranks: int, device: torch.device) -> None:
-        """length: the number of positions. ranks: of alternatives to return."""
+    def __init__(
+        self,
+        starts: Sequence[DraftStart],
+        length: int,
+        ranks: int,
+        device: torch.device,
+        token_ids: Tensor | None = None,
+    ) -> None:
+        """
+        length: the number of positions.
+        ranks: how many alternatives to return, at most W.
+        token_ids: [W] int64, rising: the tokens that logits are of; None: all.
+        """
         params = [start.params for start in starts]
         settings = chain_settings([(start.params, start.length) for start in starts], length, len(starts))
         self._settings = copy_to(device, settings)  # [length, B, 6]
         self._used = used_processors(params)
-        self._ranks, self._device = ranks, device
+        self._ranks, self._device, self._token_ids = ranks, device, token_ids
         self._coupled = [index for index, each in enumerate(params) if not each.rejects]
         self._rejecting = [index for index, each in enumerate(params) if each.rejects]
         # A draw has a stream of its own: what was drawn for the same position before decided an earlier verdict.
@@ -48,20 +59,22 @@ class HeadSampler:
         self._drawn: list[tuple[Tensor, Tensor]] = []  # as `draw` returns them
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Return the tokens of the next position, [B] int64. logits: [B, V]."""
+        """Return the tokens of the next position, [B] int64. logits: [B, W]."""
         settings = self._settings[max(len(self._ranked), len(self._drawn))]
         chosen = torch.empty(len(logits), dtype=torch.int64, device=self._device)
         if self._coupled:
             part, rows = self._part(self._coupled, logits)
-            tokens, scores = rank(part, SamplingBatch(settings[rows], self._used), self._ranks)
+            tokens, scores = rank(part, SamplingBatch(settings[rows], self._used), self._ranks, self._token_ids)
             self._ranked.append(torch.stack([tokens.double(), scores.double()], dim=1))  # both fit exactly
             chosen[rows] = tokens[:, 0]
         if self._rejecting:
             part, rows = self._part(self._rejecting, logits)
             processed = process(part, SamplingBatch(settings[rows], self._used))
-            sample, tokens, probabilities = draw(processed, self._keys[len(self._drawn)])
+            _, tokens, probabilities = draw(processed, self._keys[len(self._drawn)])
+            if self._token_ids is not None:
+                tokens = self._token_ids[tokens]
             self._drawn.append((tokens, probabilities))
-            chosen[rows] = sample
+            chosen[rows] = tokens[:, 0]
         return chosen
 
     def choices(self) -> list[list[DraftChoice]]:

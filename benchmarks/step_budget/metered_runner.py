@@ -128,13 +128,15 @@ def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: obje
     return query.new_empty(*query.shape[:2], value.shape[-1])
 
 
-def shape_of_choice(logits: Tensor, settings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def shape_of_choice(
+    logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return what a fused choice of tokens returns."""
     return logits.new_empty(len(logits), count, dtype=torch.int64), logits.new_empty(len(logits), count)
 
 
 def _choice_bytes(
-    result: tuple[Tensor, Tensor], logits: Tensor, settings: Tensor, count: int
+    result: tuple[Tensor, Tensor], logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None
 ) -> tuple[dict[str, int], dict[str, int]]:
     return {LOGITS: logits.nbytes, ACTIVATIONS: settings.nbytes}, {ACTIVATIONS: result[0].nbytes + result[1].nbytes}
 

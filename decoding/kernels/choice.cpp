@@ -81,8 +81,9 @@ struct Best {
 
 class Row {
  public:
-  Row(const float *logits, int64_t size, const Settings &settings, std::vector<float> &maxima, std::vector<float> &some)
-      : logits_(logits), size_(size), settings_(settings), maxima_(maxima), some_(some) {
+  Row(const float *logits, const int64_t *token_ids, int64_t size, const Settings &settings, std::vector<float> &maxima,
+      std::vector<float> &some)
+      : logits_(logits), token_ids_(token_ids), size_(size), settings_(settings), maxima_(maxima), some_(some) {
     const int64_t blocks = (size + BLOCK - 1) / BLOCK;
     maxima_.resize(blocks);
     for (int64_t block = 0; block < blocks; ++block) {
@@ -242,7 +243,7 @@ class Row {
     float values[BLOCK];
     int32_t near[BLOCK], any = 0;
     for (int64_t i = 0; i < length; ++i) {
-      bits[i] = settings_.bits(start + i);
+      bits[i] = settings_.bits(token_ids_ ? token_ids_[start + i] : start + i);
       values[i] = scaled(logits[i]);
       // 2^exponent, or up to 6 % more: a straight line between powers of two, which floats are by their bits
       const float exponent = std::min(std::max((values[i] - worst) * LOG2_E + 31.01f, -20.0f), 40.0f);
@@ -258,6 +259,7 @@ class Row {
   }
 
   const float *logits_;
+  const int64_t *token_ids_;  // whose noise the columns get; null: the columns' own numbers
   int64_t size_;
   Settings settings_;
   std::vector<float> &maxima_;  // of each block
@@ -270,9 +272,9 @@ class Row {
 
 }  // namespace
 
-// logits: [rows, size]; settings: [rows, 6]; tokens, scores: [rows, count].
-extern "C" void choose_tokens(const float *logits, const double *settings, int64_t rows, int64_t size, int64_t count,
-                              int64_t threads, int64_t *tokens, float *scores) {
+// logits: [rows, size]; settings: [rows, 6]; token_ids: [size] or null; tokens, scores: [rows, count].
+extern "C" void choose_tokens(const float *logits, const double *settings, const int64_t *token_ids, int64_t rows,
+                              int64_t size, int64_t count, int64_t threads, int64_t *tokens, float *scores) {
 #pragma omp parallel num_threads(std::min(threads, rows))
   {
     std::vector<float> maxima, some;
@@ -283,7 +285,7 @@ extern "C" void choose_tokens(const float *logits, const double *settings, int64
         best.tokens[rank] = rank;
         best.scores[rank] = LOWEST;
       }
-      Row(logits + row * size, size, Settings(settings + row * 6), maxima, some).choose(best);
+      Row(logits + row * size, token_ids, size, Settings(settings + row * 6), maxima, some).choose(best);
     }
   }
 }

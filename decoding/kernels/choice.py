@@ -16,7 +16,9 @@ class Choose(Protocol):
     10⁸, where two devices round a logarithm in another way.
     """
 
-    def __call__(self, logits: Tensor, settings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the best tokens, best first.
 
         Args:
@@ -24,9 +26,10 @@ class Choose(Protocol):
             settings: [N, 6] float64 on the same device: temperature (0: greedy, the rest does not count), top_k
                 (0: off), top_p (1: off), min_p (0: off), and the two int32 keys of the noise.
             count: how many tokens; at most V.
+            token_ids: [V] int64, the tokens whose noise the columns get; None: 0…V−1.
 
         Returns:
-            [N, count] int64 tokens, the lowest id at a tie for the best; [N, count] float32 scores, −∞ for tokens that
+            [N, count] int64 columns, the lowest at a tie for the best; [N, count] float32 scores, −∞ for tokens that
             top_k, top_p or min_p drop.
         """
 

@@ -10,7 +10,7 @@ from decoding.kernels import compiler
 _MATHS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _pointer, _size = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
-    "choose_tokens": [*[_pointer] * 2, *[_size] * 4, *[_pointer] * 2],
+    "choose_tokens": [*[_pointer] * 3, *[_size] * 4, *[_pointer] * 2],
     "penalise": [_pointer, *[_size] * 2, *[_pointer] * 5, _size, _pointer],
     "restore": [_pointer, *[_size] * 2, *[_pointer] * 3, _size, _pointer],
 }

@@ -6,7 +6,9 @@ from torch import Tensor
 from decoding.kernels.native import library
 
 
-def choose_tokens(logits: Tensor, settings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def choose_tokens(
+    logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Do what `Choose` says, on a CPU."""
     native = library()
     assert native is not None
@@ -16,6 +18,7 @@ def choose_tokens(logits: Tensor, settings: Tensor, count: int) -> tuple[Tensor,
     native.choose_tokens(
         logits.data_ptr(),
         settings.contiguous().data_ptr(),
+        None if token_ids is None else token_ids.data_ptr(),
         rows,
         vocab_size,
         count,

@@ -19,10 +19,13 @@ _PIVOTS = tl.constexpr(8)
 _NOTHING = tl.constexpr(float("-inf"))
 
 
-def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
-    """Return the best tokens and their scores, both [N, count]; see `Choose`.
+def choose(
+    logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None, *, block: int = _BLOCK
+) -> tuple[Tensor, Tensor]:
+    """Return the best columns and their scores, both [N, count]; see `Choose`.
 
-    logits: [N, V] float32; settings: [N, 6] float64; block: how many logits are in registers at a time.
+    logits: [N, V] float32; settings: [N, 6] float64; token_ids: [V] int64 or None; block: how many logits are in
+    registers at a time.
     """
     rows, vocab_size = logits.shape
     block = min(max(block, triton.next_power_of_2(-(-vocab_size // _MOST_BLOCKS))), triton.next_power_of_2(vocab_size))
@@ -31,10 +34,19 @@ def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK)
     tokens = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     bounds = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
+    has_ids = token_ids is not None
+    ids = tokens if token_ids is None else token_ids
     with torch.cuda.device_of(logits):
-        _bound[(rows, blocks)](logits, settings, bounds, vocab_size, BLOCK=half, num_warps=8, enable_fp_fusion=False)
+        _bound[(rows, blocks)](
+            *(logits, settings, ids, bounds, vocab_size),
+            BLOCK=half,
+            HAS_IDS=has_ids,
+            num_warps=8,
+            enable_fp_fusion=False,
+        )
         _choose[(rows,)](
-            *(logits, settings, bounds, tokens, scores, vocab_size, blocks, count),
+            *(logits, settings, ids, bounds, tokens, scores, vocab_size, blocks, count),
+            HAS_IDS=has_ids,
             BLOCK=block,
             HALF=half,
             BLOCKS=triton.next_power_of_2(blocks),
@@ -48,8 +60,10 @@ def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK)
 def _bound(
     logits: tl.tensor,  # [N, V] float32
     settings: tl.tensor,  # [N, 6] float64
+    ids: tl.tensor,  # [V] int64
     bounds: tl.tensor,  # [N, blocks] float32
     vocab_size: tl.tensor,
+    HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Estimate the best score of a block of one row, dropped tokens included. The grid is [N, blocks]."""
@@ -61,7 +75,7 @@ def _bound(
     token, score = _scaled(logits + row * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
     if is_random:
         first_key, second_key = tl.load(own + 4).to(tl.int32), tl.load(own + 5).to(tl.int32)
-        score += _rough_noise(_random_bits(token, first_key, second_key))
+        score += _rough_noise(_random_bits(token, ids, vocab_size, first_key, second_key, HAS_IDS))
     tl.store(bounds + row * tl.num_programs(1) + block, tl.max(score))
 
 
@@ -69,12 +83,14 @@ def _bound(
 def _choose(
     logits: tl.tensor,  # [N, V] float32
     settings: tl.tensor,  # [N, 6] float64
+    ids: tl.tensor,  # [V] int64
     bounds: tl.tensor,  # [N, blocks] float32
     tokens: tl.tensor,  # [N, count] int64
     scores: tl.tensor,  # [N, count] float32
     vocab_size: tl.tensor,
     blocks: tl.tensor,
     count: tl.tensor,
+    HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -111,8 +127,8 @@ def _choose(
     last_token = -1
     for rank in range(count):
         token, score = _best(
-            *(line, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
-            *(dropped, dropped_token, last_score, last_token, HALF, BLOCKS),
+            *(line, ids, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
+            *(dropped, dropped_token, last_score, last_token, HAS_IDS, HALF, BLOCKS),
         )
         searching = (has_top_k | has_top_p) & (score > _NOTHING)
         while searching:
@@ -123,8 +139,8 @@ def _choose(
                 dropped = logit
                 dropped_token = token
                 token, score = _best(
-                    *(line, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
-                    *(dropped, dropped_token, last_score, last_token, HALF, BLOCKS),
+                    *(line, ids, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
+                    *(dropped, dropped_token, last_score, last_token, HAS_IDS, HALF, BLOCKS),
                 )
                 searching = score > _NOTHING
         tl.store(tokens + row * count + rank, token.to(tl.int64))
@@ -136,6 +152,7 @@ def _choose(
 @triton.jit
 def _best(
     line: tl.tensor,  # [V] float32
+    ids: tl.tensor,  # [V] int64
     bound: tl.tensor,  # [BLOCKS] float32
     vocab_size: tl.tensor,
     temperature: tl.tensor,
@@ -149,6 +166,7 @@ def _best(
     dropped_token: tl.tensor,
     last_score: tl.tensor,
     last_token: tl.tensor,
+    HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -171,11 +189,11 @@ def _best(
             may_stay = may_stay & (_weights(logit, peak).to(tl.float64) >= least)
         rough = logit
         if is_random:
-            rough = logit + _rough_noise(_random_bits(token, first_key, second_key))
+            rough = logit + _rough_noise(_random_bits(token, ids, vocab_size, first_key, second_key, HAS_IDS))
         if tl.max(tl.where(may_stay, rough, float("-inf"))) > best - (tl.abs(best) * 1e-6 + 1e-4):
             score = logit
             if is_random:
-                score = logit + _noise(_random_bits(token, first_key, second_key))
+                score = logit + _noise(_random_bits(token, ids, vocab_size, first_key, second_key, HAS_IDS))
             is_next = (score < last_score) | ((score == last_score) & (token > last_token))
             score = tl.where(may_stay & is_next, score, float("-inf"))
             block_best = tl.max(score)
@@ -289,8 +307,17 @@ def _weights(logit: tl.tensor, peak: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _random_bits(token: tl.tensor, first_key: tl.tensor, second_key: tl.tensor) -> tl.tensor:
+def _random_bits(
+    token: tl.tensor,
+    ids: tl.tensor,
+    vocab_size: tl.tensor,
+    first_key: tl.tensor,
+    second_key: tl.tensor,
+    HAS_IDS: tl.constexpr,
+) -> tl.tensor:
     """Return the 31 bits of decoding/sampling/noise.py, int32."""
+    if HAS_IDS:
+        token = tl.load(ids + token, mask=token < vocab_size, other=0)
     bits = _mix((token.to(tl.uint32) * 0x9E3779B9) ^ first_key.to(tl.uint32, bitcast=True))
     bits = _mix(bits + second_key.to(tl.uint32, bitcast=True))
     return (bits >> 1).to(tl.int32)

@@ -28,25 +28,37 @@ def warm_up(device: torch.device, vocab_size: int) -> None:
 
 
 @torch.inference_mode()
-def rank(logits: Tensor, batch: SamplingBatch, count: int) -> tuple[Tensor, Tensor]:
+def rank(logits: Tensor, batch: SamplingBatch, count: int, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rank tokens by the scores of which `sample` takes the maximum: a draft token and its alternatives.
 
-    logits: [N, V] of any float type, V ≥ count. Returns [N, count] int64 tokens, best first, the lowest id at a tie for
-    the best, and [N, count] float32 scores; −∞ for tokens that the parameters forbid. Without shaping, all shapes are
-    fixed and nothing waits for the device, so a CUDA graph can record it.
+    Without shaping, all shapes are fixed and nothing waits for the device, so a CUDA graph can record it.
+
+    Args:
+        logits: [N, V] of any float type, V ≥ count.
+        batch: without shaping if there are `token_ids`.
+        count: how many tokens to return.
+        token_ids: [V] int64, rising: the tokens that the logits are of, if these are some tokens only. All others
+            count as impossible.
+
+    Returns:
+        [N, count] int64 tokens, best first, the lowest id at a tie for the best, and [N, count] float32 scores; −∞ for
+        tokens that the parameters forbid.
     """
     logits = logits.float().contiguous()
+    if token_ids is not None:
+        columns, scores = _rank(logits, batch, count, token_ids)
+        return token_ids[columns], scores
     if batch.shaping is None:
         return _rank(logits, batch, count)
     with batch.shaping.applied(logits) as shaped:
         return _rank(shaped, batch, count)
 
 
-def _rank(logits: Tensor, batch: SamplingBatch, count: int) -> tuple[Tensor, Tensor]:
+def _rank(logits: Tensor, batch: SamplingBatch, count: int, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     fused = None if batch.stages else fused_choice(logits.device)
     if fused is not None:
-        return fused(logits, batch.settings, count)
-    return _best(_scores(logits, batch), count)
+        return fused(logits, batch.settings, count, token_ids)
+    return _best(_scores(logits, batch, token_ids), count)
 
 
 def process(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -81,12 +93,12 @@ def _distribution(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return torch.where((batch.temperature == 0)[:, None], logits, processed)
 
 
-def _scores(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def _scores(logits: Tensor, batch: SamplingBatch, token_ids: Tensor | None = None) -> Tensor:
     """Return the processed logits, plus noise where the row is not greedy, [N, V] float32. logits: [N, V] float32."""
     processed = _distribution(logits, batch)
     if "temperature" not in batch.used:
         return processed
-    noisy = gumbel(batch.keys, logits.shape[-1]).add_(processed)
+    noisy = gumbel(batch.keys, logits.shape[-1] if token_ids is None else token_ids).add_(processed)
     return torch.where((batch.temperature == 0)[:, None], logits, noisy)
 
 

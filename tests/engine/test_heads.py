@@ -1,7 +1,9 @@
 """Heads on the target's hidden states draft, and change no text: greedy, sampled, in mixed batches, after fail-over."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -154,6 +156,7 @@ def test_statistics_and_tokens_name_the_proposers() -> None:
         statistics = answer[-1].statistics
         assert sum(statistics.drafted_by.values()) == statistics.drafted
         assert sum(statistics.accepted_by.values()) == statistics.accepted > 0
+        assert json.loads(json.dumps(asdict(statistics)))["accepted_by"] == statistics.accepted_by  # for reports
         names = [name for delta in answer for name in delta.proposers if name is not None]
         assert {name: names.count(name) for name in set(names)} == {
             name: count for name, count in statistics.accepted_by.items() if count

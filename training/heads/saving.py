@@ -38,7 +38,7 @@ def save_eagle3(head: Eagle3Head, layers: Sequence[int], target: str, folder: Pa
     layer_config = layer.self_attn.config.to_dict()
     tensors = _half(head)
     size = layer_config["vocab_size"]
-    drafted = torch.arange(len(head.d2t)) + head.d2t.cpu()
+    drafted = head.token_ids().cpu()
     tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, drafted, value=True)
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     config = {

@@ -75,7 +75,8 @@ class GivenHead:
     @property
     def token_ids(self) -> list[int]:
         """Return the tokens that it can draft."""
-        return (torch.arange(len(self.head.d2t)) + self.head.d2t).tolist()
+        ids: list[int] = self.head.token_ids().tolist()
+        return ids
 
     def start(self, options: HeadsOptions, model: PreTrainedModel) -> TrainableHeads:
         """Return a copy that can be trained, float32."""

@@ -232,10 +232,18 @@ def test_eagle3_equals_the_published_forward(
     positions = torch.arange(6)[None]
     actual = head(head.fc(features)[None], embedding(tokens, table)[None], positions, attention_mask=mask)[0]
     torch.testing.assert_close(actual, output, atol=1e-5, rtol=1e-5)
-    every = head.logits(actual)
-    drafted = torch.arange(DRAFTED) + tensors["d2t"]
-    torch.testing.assert_close(every[:, drafted], logits, atol=1e-5, rtol=1e-5)
-    assert int((every > -torch.inf).sum()) == 6 * DRAFTED
+    torch.testing.assert_close(head.logits(actual), logits, atol=1e-5, rtol=1e-5)
+    assert torch.equal(head.token_ids(), torch.arange(DRAFTED) + tensors["d2t"])
+
+
+def test_tokens_that_an_eagle3_head_drafts_are_put_in_order(tmp_path: Path) -> None:
+    tensors = eagle3_tensors("midlayer")
+    ids = torch.arange(DRAFTED) + tensors["d2t"]
+    ordered = eagle3(tmp_path / "ordered", FLAT, tensors)
+    tensors |= {"d2t": ids.flip(0) - torch.arange(DRAFTED), "lm_head.weight": tensors["lm_head.weight"].flip(0)}
+    reversed_ = eagle3(tmp_path / "reversed", FLAT, tensors)
+    assert torch.equal(reversed_.token_ids(), ordered.token_ids())
+    assert torch.equal(reversed_.lm_head.weight, ordered.lm_head.weight)
 
 
 def test_the_layers_that_checkpoints_name() -> None:
@@ -255,6 +263,7 @@ def test_the_layers_that_checkpoints_name() -> None:
         ({"target_hidden_size": 16}, {}, "for targets with 16 hidden features"),
         ({"model_type": "mamba"}, {}, "layer of kind 'mamba'"),
         ({}, {"d2t": torch.full((DRAFTED,), VOCAB)}, "d2t names tokens outside"),
+        ({}, {"d2t": -torch.arange(DRAFTED)}, "d2t names a token twice"),
     ],
 )
 def test_other_eagle3_checkpoints_are_refused(

@@ -1,5 +1,6 @@
 """Heads choose with the target's noise, or draw so that rejection sampling gives samples of the target."""
 
+import pytest
 import torch
 
 from actors.heads.sampling import DraftStart, HeadSampler
@@ -40,6 +41,26 @@ def test_tokens_are_those_that_the_target_would_choose_from_the_same_logits() ->
         assert [choices[i].tokens[0] for i in range(5)] == chosen[step].tolist()
         assert choices[3].drawn_from is not None
         assert len(choices[1].tokens) == 3
+
+
+def test_some_tokens_are_drafted_as_if_all_others_were_impossible() -> None:
+    ids = torch.arange(4, 50, 3)
+    some = torch.randn(3, len(ids), generator=torch.Generator().manual_seed(1))
+    every = torch.full((3, 50), -torch.inf).index_copy(1, ids, some)
+    params = [SamplingParams(max_tokens=9, temperature=t, seed=3, top_k=5 * index) for index, t in enumerate((0, 1, 2))]
+    starts = [DraftStart(index, 4, each) for index, each in enumerate(params)]
+    of_all, of_some = (HeadSampler(starts, 1, 3, torch.device("cpu"), known) for known in (None, ids))
+    assert torch.equal(of_all.choose(every), of_some.choose(some))
+    assert of_all.choices() == of_some.choices()
+    rejecting = [DraftStart(0, 4, SamplingParams(max_tokens=9, temperature=1, verification="rejection"))] * 3
+    sampler = HeadSampler(rejecting, 1, 3, torch.device("cpu"), ids)
+    chosen = sampler.choose(some).tolist()
+    assert set(chosen) <= set(ids.tolist())
+    for (choice,), token, row in zip(sampler.choices(), chosen, some.softmax(-1), strict=True):
+        assert choice.tokens[0] == token
+        assert choice.drawn_from is not None
+        probability = dict(zip(*choice.drawn_from, strict=True))[token]
+        assert probability == pytest.approx(float(row[ids.tolist().index(token)]), rel=1e-4)
 
 
 class Row:

@@ -69,6 +69,21 @@ def assert_same(logits: Tensor, settings: Tensor) -> None:
     assert torch.equal(choose_tokens(logits, settings, 1)[0], expected_tokens[:, :1])
 
 
+def test_some_tokens_are_chosen_from_as_if_all_others_were_impossible() -> None:
+    cases = Cases(3)
+    ids = torch.arange(0, 4000, 7)
+    for _ in range(20):
+        some, settings = cases.logits(8, len(ids), "normal"), cases.settings(8)
+        every = torch.full((8, 4000), -torch.inf).index_copy(1, ids, some)
+        expected_tokens, expected_scores = choose_tokens(every, settings, 3)
+        columns, scores = choose_tokens(some, settings, 3, ids)
+        possible = scores > -torch.inf
+        assert torch.equal(scores, expected_scores)
+        assert torch.equal(ids[columns][possible], expected_tokens[possible])
+        batch = SamplingBatch(settings)
+        assert torch.equal(sampler._best(sampler._scores(some, batch, ids), 3)[1], scores)
+
+
 def assert_same_rounds(seed: int, rounds: int, rows: int, most: int) -> None:
     cases = Cases(seed)
     for _ in range(rounds):

@@ -60,6 +60,16 @@ def test_equals_the_reference(vocab_size: int) -> None:
         check(random_logits(len(SETTINGS), vocab_size, seed), SETTINGS, seed=seed)
 
 
+@pytest.mark.parametrize("block", [64, 256])
+def test_some_tokens_get_their_own_noise(block: int) -> None:
+    logits, ids = random_logits(len(SETTINGS), 500, 7), torch.arange(500) * 11 + 3
+    settings = settings_of(SETTINGS, 8)
+    wanted, wanted_scores = _best(_scores(logits, SamplingBatch(settings, frozenset(COMMON)), ids), 3)
+    tokens, scores = choose(logits.to(DEVICE), settings.to(DEVICE), 3, ids.to(DEVICE), block=block)
+    torch.testing.assert_close(scores.cpu(), wanted_scores, rtol=1.3e-7, atol=0)
+    assert torch.equal(tokens.cpu()[wanted_scores > -INF], wanted[wanted_scores > -INF])
+
+
 def test_ties() -> None:
     """Equal logits stay together in top_k; in top_p the later ones stay."""
     logits = random_logits(len(SETTINGS), 600, 1).round()
