@@ -30,6 +30,8 @@ def read_eagle3(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: in
     if stated != hidden_size:
         raise checkpoint.error(f"is for targets with {stated} hidden features, but this one has {hidden_size}")
     outputs = int(config.get("draft_vocab_size") or len(tensors["lm_head.weight"]))
+    if outputs < 2:
+        raise checkpoint.error(f"can draft {outputs} tokens; a head must know two or more")
     own_embedding = "embed_tokens.weight" in tensors
     if not own_embedding and layer_config.hidden_size != hidden_size:
         raise checkpoint.error("lacks embed_tokens.weight, and its hidden size is not the target's")

@@ -21,6 +21,7 @@ from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.ragged_batch import RaggedBatch, pack_inputs
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
+from decoding.sampling import sampler
 from decoding.sampling.transfer import tensor_on
 
 _LENGTH = 8  # tokens of a chain
@@ -51,12 +52,17 @@ class Eagle3Proposer:
         shape = runner.cache.slots, head.hidden_size
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
 
-    @torch.inference_mode()
-    def use_trace(self) -> None:
-        """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does.
+    def warm_up(self) -> None:
+        """Do before the first draft what takes long: compile the choice of tokens, trace the head on a CPU.
 
         Pages must be allocated and free, because some are overwritten.
         """
+        sampler.warm_up(self._device, self._outputs, self._token_ids)
+        self._use_trace()
+
+    @torch.inference_mode()
+    def _use_trace(self) -> None:
+        """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does."""
         if self._device.type != "cpu":
             return
         try:
@@ -68,6 +74,8 @@ class Eagle3Proposer:
                     raise UntraceableError(f"it does something else with {count} tokens")
         except UntraceableError as error:
             _log.info("an EAGLE-3 head runs with its own Python: %s", error)
+        except Exception:
+            _log.warning("an EAGLE-3 head can't be traced, which costs speed", exc_info=True)
         else:
             self._traced = traced
         self._cache.clear_all()
@@ -100,16 +108,16 @@ class Eagle3Proposer:
         """Draft a chain for each text. It writes to the columns after the last pair, which the target writes next."""
         if length > 1:
             self._cache.prepare_writes((start.slot, start.length - 1, start.length + length - 2) for start in starts)
-        sampler = HeadSampler(starts, length, min(ranks, self._outputs), self._device, self._token_ids)
+        chooser = HeadSampler(starts, length, min(ranks, self._outputs), self._device, self._token_ids)
         rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
         _, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
         hidden = self._states[batch.slots]  # [B, H]
         for step in range(length):
-            tokens = sampler.choose(self._head.logits(hidden))
+            tokens = chooser.choose(self._head.logits(hidden))
             if step + 1 < length:
                 hidden = self._run(hidden, tokens[None], positions, batch)
                 positions, batch = positions + 1, _next_column(batch)
-        return sampler.choices()
+        return chooser.choices()
 
     def _run(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         """Return the layer's output, [N, H]. hidden: [N, H]. tokens: [1, N] that follow. positions: [1, N]."""

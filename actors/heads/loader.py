@@ -85,7 +85,7 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
 
 def _make_eagle3(head: Eagle3Head, runner: Runner) -> Eagle3Proposer:
     proposer = Eagle3Proposer(head, runner)
-    proposer.use_trace()
+    proposer.warm_up()
     return proposer
 
 

@@ -38,7 +38,7 @@ class HeadSampler:
     ) -> None:
         """
         length: the number of positions.
-        ranks: how many alternatives to return, at most W.
+        ranks: how many alternatives to return, from 2 to W.
         token_ids: [W] int64, rising: the tokens that logits are of; None: all.
         """
         params = [start.params for start in starts]
@@ -70,11 +70,9 @@ class HeadSampler:
         if self._rejecting:
             part, rows = self._part(self._rejecting, logits)
             processed = process(part, SamplingBatch(settings[rows], self._used))
-            _, tokens, probabilities = draw(processed, self._keys[len(self._drawn)])
-            if self._token_ids is not None:
-                tokens = self._token_ids[tokens]
-            self._drawn.append((tokens, probabilities))
-            chosen[rows] = tokens[:, 0]
+            sample, *drawn = draw(processed, self._keys[len(self._drawn)], token_ids=self._token_ids)
+            self._drawn.append((drawn[0], drawn[1]))
+            chosen[rows] = sample
         return chosen
 
     def choices(self) -> list[list[DraftChoice]]:

@@ -45,13 +45,16 @@ def draft_key(seed: int, position: int, fence: int) -> tuple[int, int]:
     return noise_key(seed, position, draft_stream(fence))
 
 
-def draw(logits: Tensor, keys: Tensor, top_k: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+def draw(
+    logits: Tensor, keys: Tensor, top_k: int = 64, token_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw without replacement from a drafter's renormalised top k.
 
     Args:
         logits: [S, V] processed, −∞ for tokens that the target lacks.
         keys: [S, 2] int32, `draft_key`s.
         top_k: k; V if that is less.
+        token_ids: [V] int64, the tokens that the logits are of; None: 0…V−1.
 
     Returns:
         [S] int64 samples; [S, k] int64 tokens in the order of the draw, the sample first (Gumbel top-k: Kool et al.,
@@ -59,9 +62,10 @@ def draw(logits: Tensor, keys: Tensor, top_k: int = 64) -> tuple[Tensor, Tensor,
     """
     best = logits.float().topk(min(top_k, logits.shape[-1]), dim=-1)
     probs = best.values.softmax(dim=-1)
-    scores = probs.log().add_(gumbel(keys, best.indices))
+    ids = best.indices if token_ids is None else token_ids[best.indices]
+    scores = probs.log().add_(gumbel(keys, ids))
     order = scores.argsort(dim=-1, descending=True)
-    tokens = best.indices.gather(-1, order)
+    tokens = ids.gather(-1, order)
     return tokens[:, 0], tokens, probs.gather(-1, order)
 
 

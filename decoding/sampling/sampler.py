@@ -21,10 +21,11 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return rank(logits, batch, 1)[0][:, 0]
 
 
-def warm_up(device: torch.device, vocab_size: int) -> None:
-    """Sample once, so that no request waits until a kernel has been compiled."""
+def warm_up(device: torch.device, vocab_size: int, token_ids: Tensor | None = None) -> None:
+    """Sample once, so that no request waits until a kernel has been compiled. token_ids: as in `rank`."""
     position = Position(History(SamplingParams(max_tokens=1), [0], 1), [])
-    sample(torch.zeros(1, vocab_size, device=device), SamplingBatch.build([position], vocab_size, device))
+    batch = SamplingBatch.build([position], vocab_size, device)
+    rank(torch.zeros(1, vocab_size, device=device), batch, 1, token_ids)
 
 
 @torch.inference_mode()

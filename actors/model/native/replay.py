@@ -22,10 +22,10 @@ from actors.model.native.calls import Recording, is_native
 from actors.model.native.elementwise import add
 from actors.model.native.result_memory import ResultMemory
 
-_LEAST_CALLS = 8  # native functions in a run that is worth a recording
+_LEAST_CALLS = 6  # native functions in a run that is worth a recording; an EAGLE-3 head has 8
 _MOST_SIZES, _MOST_SEEN = 128, 1024  # that are recorded, and counted
-# Uses before a size is recorded: that takes as long as 10 to 30 replays save. It doubles whenever another `_MOST_SIZES`
-# recordings were dropped, but only so often.
+# Uses before a size is recorded. A recording takes as long as 3 to 30 replays save: 3 where other processes want cores.
+# It doubles whenever another `_MOST_SIZES` recordings were dropped, but only so often.
 _USUAL, _MOST_DOUBLINGS = 8, 7
 _VIEWS = {  # functions that may return a view, or a size. Whether they do is seen when they are recorded
     *(Tensor.view, torch.reshape, torch.transpose, torch.select, torch.unsqueeze, torch.split_with_sizes),

@@ -1,8 +1,12 @@
 """A traced EAGLE-3 head drafts what the same head drafts through its own Python."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import nn
 
+from actors.heads import eagle3_proposer
 from actors.heads.eagle3 import Eagle3Head
 from actors.heads.eagle3_proposer import Eagle3Proposer
 from actors.heads.proposer import Reading
@@ -10,6 +14,7 @@ from actors.heads.sampling import DraftStart
 from actors.model.faster_layers import use_faster_parts
 from actors.model.forward_input import RowInput
 from actors.model.native import replay
+from actors.model.native.library import library
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
 from decoding.sampling.params import SamplingParams
@@ -29,7 +34,7 @@ def drafts(head: Eagle3Head, *, traced: bool) -> list[list[list[DraftChoice]]]:
     runner.cache.clear_all()
     proposer = Eagle3Proposer(head, runner)
     if traced:
-        proposer.use_trace()
+        proposer.warm_up()
         assert proposer._traced is not None
     rounds = []
     for number in range(ROUNDS):
@@ -50,9 +55,45 @@ def drafts(head: Eagle3Head, *, traced: bool) -> list[list[list[DraftChoice]]]:
     return rounds
 
 
+def eagle3(*, narrow: bool) -> Eagle3Head:
+    """Return a head with random weights. narrow: it can draft every third token only."""
+    head = new_eagle3(TARGET)
+    if narrow:
+        ids = torch.arange(0, TARGET.config.vocab_size, 3)
+        head.lm_head = nn.Linear(head.hidden_size, len(ids), bias=False)
+        head.d2t = ids - torch.arange(len(ids))
+    use_faster_parts(head.eval().requires_grad_(False))
+    return head
+
+
+@pytest.mark.parametrize("narrow", [False, True])
 @torch.inference_mode()
-def test_a_traced_head_drafts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_USUAL", 2)  # so that it is replayed, too
-    head = new_eagle3(TARGET).eval().requires_grad_(False)
-    use_faster_parts(head)
-    assert drafts(head, traced=True) == drafts(head, traced=False)
+def test_a_traced_head_drafts_the_same(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
+    monkeypatch.setattr(replay, "_USUAL", 2)
+    replayed: list[object] = []
+    run = replay._Replay.run
+
+    def counted(self: replay._Replay, given: Sequence[object]) -> Sequence[object]:
+        replayed.append(self)
+        return run(self, given)
+
+    monkeypatch.setattr(replay._Replay, "run", counted)
+    head = eagle3(narrow=narrow)
+    traced = drafts(head, traced=True)
+    assert traced == drafts(head, traced=False)
+    assert replayed or library() is None
+    if narrow:
+        tokens = [token for texts in traced for chain in texts for choice in chain for token in choice.tokens]
+        assert all(token % 3 == 0 for token in tokens)
+
+
+def test_a_head_that_fails_to_be_traced_runs_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(eagle3_proposer, "replay_native_run", fail)
+    runner = Runner(TARGET, slots=1, max_length=64, max_query=64)
+    runner.logits([RowInput(0, 0, [0])])
+    proposer = Eagle3Proposer(eagle3(narrow=True), runner)
+    proposer.warm_up()
+    assert proposer._traced is None
