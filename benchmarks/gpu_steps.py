@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu_steps`: steps of a Llama of usual size with random weights, by replays of graphs.
 
 Prints the time of steps of some shapes, with and without the choice of tokens, the kernels of two of them, chains of
-draft tokens, and whether a token's logits have the same bits alone, among drafts, in company and in a chunk. The exit
-status is 1 if they have not. Needs what `benchmarks.gpu` needs.
+draft tokens of the model itself and of an EAGLE-3 head, and whether a token's logits have the same bits alone, among
+drafts, in company and in a chunk. The exit status is 1 if they have not. Needs what `benchmarks.gpu` needs.
 """
 
 import argparse
@@ -17,14 +17,20 @@ from statistics import median
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from actors.drafter.chain import ChainStart, DraftChain
-from actors.model.faster_layers import use_faster_layers
+from actors.heads.eagle3 import Eagle3Head
+from actors.heads.eagle3_proposer import Eagle3Proposer
+from actors.heads.proposer import Reading
+from actors.heads.sampling import DraftStart
+from actors.model.faster_layers import use_faster_layers, use_faster_parts
 from actors.model.forward_input import RowInput
+from actors.model.hidden_states import HiddenStates
 from actors.model.runner import Runner
 from benchmarks.step_budget.shapes import SHAPES, llama_config
+from decoding.drafts.calibration import RANKS
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
@@ -37,6 +43,7 @@ _PROFILED = ((1, 1), (64, 6))
 _COMPANY = ((1, 16), (5, 1), (5, 16), (8, 64), (20, 1), (40, 3))  # tokens of a row at once, rows
 _COMPARED = 40  # tokens
 _CHAIN = 3
+_HEAD_OUTPUTS, _HEAD_LENGTH = 32000, 4
 
 
 def main() -> int:
@@ -58,8 +65,10 @@ def main() -> int:
             if rows <= options.rows:
                 _report_kernels(runner, [RowInput(row, options.context, text[-width:]) for row in range(rows)])
     same = _bits_are_the_same(runner, text, options.context)
-    for rows in sorted({1, min(8, options.rows), options.rows}):
+    row_counts = sorted({1, min(8, options.rows), options.rows})
+    for rows in row_counts:
         _report_chain(runner, rows)
+    _report_head(runner, llama_config(options.shape, options.vocabulary), row_counts)
     return 0 if same else 1
 
 
@@ -157,6 +166,26 @@ def _report_chain(runner: Runner, rows: int) -> None:
         starts = [ChainStart(RowInput(row, 0, [5]), each, 1) for row, each in enumerate(params)]
         seconds = _seconds(runner, partial(chain.run, starts, _CHAIN))
         print(f"a draft token of {rows} rows, temperature {temperature:g}: {seconds / _CHAIN * 1e3:.2f} ms")
+
+
+def _report_head(runner: Runner, config: LlamaConfig, row_counts: Sequence[int]) -> None:
+    """Print what an EAGLE-3 head with random weights takes for its drafts, and to read what a step has committed."""
+    head = Eagle3Head(config, target_hidden_size=config.hidden_size, outputs=min(_HEAD_OUTPUTS, config.vocab_size))
+    head = torch.nn.Module.to(head, runner.device, torch.bfloat16).requires_grad_(False)
+    use_faster_parts(head)
+    runner.cache.clear_all()
+    proposer = Eagle3Proposer(head, runner)
+    proposer.warm_up()
+    for rows in row_counts:
+        params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, top_p=0.95)
+        starts = [DraftStart(row, 10, params) for row in range(rows)]
+        readings = [Reading(row, 8, [5, 6], [2 * row, 2 * row + 1], 2 * row + 1) for row in range(rows)]
+        last = torch.randn(2 * rows, config.hidden_size, device=runner.device, dtype=torch.bfloat16)
+        hidden = HiddenStates(last, last.repeat(1, 3))
+        runner.cache.prepare_writes((row, 0, 20) for row in range(rows))
+        read_s = _seconds(runner, partial(proposer.read, readings, hidden))
+        draft_s = _seconds(runner, partial(proposer.propose, starts, _HEAD_LENGTH, RANKS))
+        print(f"a head, {rows} rows: draft of {_HEAD_LENGTH} {draft_s * 1e3:.2f} ms, reading {read_s * 1e3:.2f} ms")
 
 
 def _seconds(runner: Runner, run: Callable[[], object]) -> float:

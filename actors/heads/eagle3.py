@@ -69,7 +69,8 @@ class Eagle3Head(nn.Module):
         super().__init__()
         config._attn_implementation = NAME  # plain attention where there are no pages, as in training
         size = config.hidden_size
-        self.fc = nn.Linear(states * target_hidden_size, size, bias=False)
+        self.feature_size = states * target_hidden_size
+        self.fc = nn.Linear(self.feature_size, size, bias=False)
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if own_embedding else None
         self.layers = nn.ModuleList([Eagle3Layer(config, norm_before_residual=norm_before_residual)])
         self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)

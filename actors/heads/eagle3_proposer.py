@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from actors.heads.eagle3 import Eagle3Head
+from actors.heads.eagle3_chain import Eagle3Chain
+from actors.heads.eagle3_reading import Eagle3Reading
 from actors.heads.proposer import Reading
 from actors.heads.sampling import DraftStart, HeadSampler
 from actors.heads.spec import HeadsKind
@@ -18,7 +20,7 @@ from actors.model.forward_input import RowInput
 from actors.model.hidden_states import HiddenStates
 from actors.model.native.replay import replay_native_run
 from actors.model.operator_trace import Example, UntraceableError, trace
-from actors.model.ragged_batch import RaggedBatch, pack_inputs
+from actors.model.ragged_batch import RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
 from decoding.sampling import sampler
@@ -48,17 +50,34 @@ class Eagle3Proposer:
         self._outputs = len(head.d2t)
         self._token_ids = None if self._outputs == runner.vocab_size else head.token_ids()
         self._traced: Callable[..., Tensor] | None = None
-        # after each text's last pair, [slots, H]
-        shape = runner.cache.slots, head.hidden_size
+        # after each text's last pair, [slots + 1, H]; the last slot is for padding
+        shape = runner.cache.slots + 1, head.hidden_size
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
+        self._chain: Eagle3Chain | None = None  # on a GPU
+        self._reading: Eagle3Reading | None = None
+        if (recorder := runner.recorder) is not None:
+            self._reading = Eagle3Reading(head, self._output, recorder, self._states)
+            self._chain = Eagle3Chain(
+                head, self._output, recorder, self._states, length=_LENGTH, token_ids=self._token_ids
+            )
 
     def warm_up(self) -> None:
-        """Do before the first draft what takes long: compile the choice of tokens, trace the head on a CPU.
+        """Do before the first draft what takes long: compile kernels, record graphs on a GPU, trace the head on a CPU.
 
         Pages must be allocated and free, because some are overwritten.
         """
         sampler.warm_up(self._device, self._outputs, self._token_ids)
         self._use_trace()
+        if self._chain is not None and self._reading is not None:
+            self._add_pages()
+            self._reading.warm_up()
+            self._chain.warm_up()
+
+    @torch.inference_mode()
+    def _add_pages(self) -> None:
+        """Let the cache have pages for the layer, which its first call adds."""
+        tokens, positions, batch = pack_inputs([padding_row(self._cache.slots)]).copy_to(self._device).unpack()
+        self._output(self._states[:1], tokens, positions, batch)
 
     @torch.inference_mode()
     def _use_trace(self) -> None:
@@ -96,8 +115,10 @@ class Eagle3Proposer:
             return
         rows = [RowInput(reading.slot, reading.start, reading.following) for reading in readings]
         chosen = [row for reading in readings for row in reading.layers_rows]
-        features = hidden.layers[tensor_on(hidden.layers.device, chosen, torch.int64)].to(self._states)
         self._cache.flush()
+        if self._reading is not None and self._reading.run(rows, chosen, hidden.layers):
+            return
+        features = hidden.layers[tensor_on(hidden.layers.device, chosen, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
         outputs = self._run(self._head.fc(features), tokens, positions, batch)  # [N, H]
         slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
@@ -106,9 +127,12 @@ class Eagle3Proposer:
     @torch.inference_mode()
     def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
         """Draft a chain for each text. It writes to the columns after the last pair, which the target writes next."""
+        ranks = min(ranks, self._outputs)
         if length > 1:
             self._cache.prepare_writes((start.slot, start.length - 1, start.length + length - 2) for start in starts)
-        chooser = HeadSampler(starts, length, min(ranks, self._outputs), self._device, self._token_ids)
+        if self._chain is not None and self._chain.can_run(starts, ranks):
+            return self._chain.run(starts, length)
+        chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
         rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
         _, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
         hidden = self._states[batch.slots]  # [B, H]

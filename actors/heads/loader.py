@@ -76,7 +76,7 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
         raise ConfigError(f"{spec.name}.tree: static trees are for medusa heads; remove the key")
     head = read_eagle3(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     layers = tuple(spec.layers or stated_layers(checkpoint.config, config.num_hidden_layers))
-    states = head.fc.in_features // config.hidden_size
+    states = head.feature_size // config.hidden_size
     if len(layers) != states:
         raise ConfigError(f"{spec.name}.layers: has {len(layers)} numbers, but the head reads {states} hidden states")
     _place(head, model)

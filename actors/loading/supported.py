@@ -101,9 +101,9 @@ def _plain(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 def _over_slots(runner: Runner, tokens: list[int]) -> Tensor:
     """Return the float32 logits [T, V] of the text in two calls, the first beside another row."""
     first, second = _LENGTHS
-    before = runner.logits([RowInput(0, 0, tokens[:3]), RowInput(1, 0, tokens[:first])])[3:]
+    before = runner.logits([RowInput(0, 0, tokens[:3]), RowInput(1, 0, tokens[:first])])[3:].clone()
     after = runner.logits([RowInput(1, first, tokens[first : first + second])])
-    return torch.cat([before, after]).float()
+    return torch.cat([before, after])
 
 
 def _is_quantized(model: PreTrainedModel) -> bool:

@@ -212,7 +212,8 @@ class Runner:
             OutOfPagesError: there are too few pages for the new tokens. Nothing was written then.
 
         Returns:
-            [n, V] float32 logits after the tokens that want them, row after row.
+            [n, V] float32 logits after the tokens that want them, row after row. The next call may overwrite them, as
+            it may `hidden`: on a GPU both are what a graph writes to.
         """
         extents = [(row.slot, row.start, row.end) for row in rows]
         end = max([end for _, _, end in extents])

@@ -18,13 +18,17 @@ def actor_options(model: ModelConfig) -> dict[str, Any]:
         "num_cpus": model.num_cpus,
         "num_gpus": model.num_gpus or 0,
         "resources": model.resources,
-        "runtime_env": runtime_env(model.threads),
+        "runtime_env": runtime_env(model.threads, gpus=bool(model.num_gpus)),
     }
 
 
-def runtime_env(threads: int | None) -> dict[str, Any]:
-    """Return Ray's runtime environment for a process with so many threads; None: Ray's choice."""
-    return {"env_vars": compute_environment(threads)}
+def runtime_env(threads: int | None, *, gpus: bool = False) -> dict[str, Any]:
+    """Return Ray's runtime environment for a process.
+
+    threads: None: Ray's choice.
+    gpus: whether Ray gives it any. From others Ray doesn't hide a node's GPUs, and `device: auto` would take them.
+    """
+    return {"env_vars": compute_environment(threads) | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
 def share_interpreter() -> None:

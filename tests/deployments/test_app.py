@@ -48,6 +48,14 @@ def test_replicas_get_what_is_configured(deployments: dict[str, Any]) -> None:
     assert large.init_args == ("large", "target", BuildArgs(config=CONFIG).load().models["large"], {}, {}, {}, None)
 
 
+def test_only_replicas_that_ask_for_gpus_see_any(deployments: dict[str, Any]) -> None:
+    visible = {
+        name: deployment.ray_actor_options["runtime_env"]["env_vars"].get("CUDA_VISIBLE_DEVICES")
+        for name, deployment in deployments.items()
+    }
+    assert visible == {"Coordinator": "", "Target-large": None, "Drafter-small": ""}
+
+
 def test_everything_fits_on_the_smallest_machine() -> None:
     options = [deployment.ray_actor_options for deployment in deployments_of(BuildArgs(require_api_key=False)).values()]
     assert sum(option["num_cpus"] for option in options) == 0

@@ -5,13 +5,22 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, PreTrainedModel
 
 from actors.heads.eagle3 import Eagle3Head
+from actors.heads.eagle3_proposer import Eagle3Proposer
 from actors.heads.medusa import MedusaHeads
+from actors.heads.proposer import Reading
+from actors.heads.sampling import DraftStart
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from decoding.drafts.calibration import RANKS
+from decoding.drafts.choice import DraftChoice
+from decoding.sampling.params import SamplingParams
 
+_TEXTS = [[5, 9, 14, 3, 27, 8], [7, 1, 2], [11, 4, 9, 30]]
 STATES = (1, 2, 3)  # after how many layers of a tiny model EAGLE-3 reads
 
 
@@ -97,3 +106,34 @@ def save(folder: Path, tensors: dict[str, Tensor], name: str = "model.safetensor
     folder.mkdir(parents=True, exist_ok=True)
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name)
     return folder
+
+
+@torch.inference_mode()
+def eagle3_drafts(proposer: Eagle3Proposer, runner: Runner, rounds: int = 6) -> list[list[list[DraftChoice]]]:
+    """The choices of each round. Every second round a further text is there; all are read in every round."""
+    every = []
+    for number in range(rounds):
+        texts = _TEXTS[: 1 + number // 2]
+        runner.logits([RowInput(slot, 0, text[:-1]) for slot, text in enumerate(texts)])
+        assert runner.hidden is not None
+        first, readings = 0, []
+        for slot, text in enumerate(texts):
+            rows = list(range(first, first + len(text) - 1))
+            first += len(rows)
+            readings.append(Reading(slot, 0, text[1:], rows, rows[-1]))
+        proposer.read(readings, runner.hidden)
+        starts = [
+            DraftStart(slot, len(text), SamplingParams(max_tokens=9, temperature=slot, seed=slot))
+            for slot, text in enumerate(texts)
+        ]
+        every.append(proposer.propose(starts, 4, RANKS))
+    return every
+
+
+def sparse_eagle3(model: PreTrainedModel, every: int) -> Eagle3Head:
+    """An EAGLE-3 head with random weights that can draft a part of the tokens only, unless `every` is 1."""
+    head = new_eagle3(model)
+    ids = torch.arange(0, model.config.vocab_size, every)
+    head.lm_head = nn.Linear(head.hidden_size, len(ids), bias=False)
+    head.d2t = ids - torch.arange(len(ids))
+    return head.eval().requires_grad_(False)

@@ -240,5 +240,5 @@ def _read(runner: Runner, slot: int, tokens: Sequence[int], first: int) -> Tenso
     for start in range(0, len(tokens), runner.max_query):
         chunk = tokens[start : start + runner.max_query]
         logits = runner.logits([RowInput(slot, start, chunk)])[: len(chunk)]
-        parts.append(logits[max(first - start, 0) :].float())
+        parts.append(logits[max(first - start, 0) :].clone())
     return torch.cat(parts)

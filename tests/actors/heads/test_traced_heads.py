@@ -4,65 +4,41 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import nn
 
 from actors.heads import eagle3_proposer
 from actors.heads.eagle3 import Eagle3Head
 from actors.heads.eagle3_proposer import Eagle3Proposer
-from actors.heads.proposer import Reading
-from actors.heads.sampling import DraftStart
 from actors.model.faster_layers import use_faster_parts
 from actors.model.forward_input import RowInput
 from actors.model.native import replay
 from actors.model.native.library import library
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
-from decoding.sampling.params import SamplingParams
-from tests.support.heads import STATES, new_eagle3
+from tests.support.heads import STATES, eagle3_drafts, sparse_eagle3
 from tests.support.models import tiny_model
 
 TARGET = tiny_model("llama-gqa")
-TEXTS = [[5, 9, 14, 3, 27, 8], [7, 1, 2], [11, 4, 9, 30]]
-ROUNDS = 6
 
 
-def drafts(head: Eagle3Head, *, traced: bool) -> list[list[list[DraftChoice]]]:
-    """Return the choices of each round. Every round reads one more text, and all of them again."""
+def drafts(head: Eagle3Head, *, traced: bool = False, recorded: bool = False) -> list[list[list[DraftChoice]]]:
+    """Return the choices of several rounds."""
     runner = Runner(TARGET, slots=4, max_length=64, max_query=64)
     runner.keep_hidden_states(STATES)
+    if recorded:
+        runner.use_graphs(capture=lambda run: run)
     runner.logits([RowInput(0, 0, [0])])
     runner.cache.clear_all()
     proposer = Eagle3Proposer(head, runner)
-    if traced:
+    if traced or recorded:
         proposer.warm_up()
         assert proposer._traced is not None
-    rounds = []
-    for number in range(ROUNDS):
-        texts = TEXTS[: 1 + number // 2]
-        runner.logits([RowInput(slot, 0, text[:-1]) for slot, text in enumerate(texts)])
-        assert runner.hidden is not None
-        first, readings = 0, []
-        for slot, text in enumerate(texts):
-            rows = list(range(first, first + len(text) - 1))
-            first += len(rows)
-            readings.append(Reading(slot, 0, text[1:], rows, rows[-1]))
-        proposer.read(readings, runner.hidden)
-        starts = [
-            DraftStart(slot, len(text), SamplingParams(max_tokens=9, temperature=slot, seed=slot))
-            for slot, text in enumerate(texts)
-        ]
-        rounds.append(proposer.propose(starts, 4, 2))
-    return rounds
+    return eagle3_drafts(proposer, runner)
 
 
 def eagle3(*, narrow: bool) -> Eagle3Head:
     """Return a head with random weights. narrow: it can draft every third token only."""
-    head = new_eagle3(TARGET)
-    if narrow:
-        ids = torch.arange(0, TARGET.config.vocab_size, 3)
-        head.lm_head = nn.Linear(head.hidden_size, len(ids), bias=False)
-        head.d2t = ids - torch.arange(len(ids))
-    use_faster_parts(head.eval().requires_grad_(False))
+    head = sparse_eagle3(TARGET, 3 if narrow else 1)
+    use_faster_parts(head)
     return head
 
 
@@ -85,6 +61,12 @@ def test_a_traced_head_drafts_the_same(monkeypatch: pytest.MonkeyPatch, narrow: 
     if narrow:
         tokens = [token for texts in traced for chain in texts for choice in chain for token in choice.tokens]
         assert all(token % 3 == 0 for token in tokens)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_recorded_steps_draft_the_same(narrow: bool) -> None:
+    head = eagle3(narrow=narrow)
+    assert drafts(head, recorded=True) == drafts(head)
 
 
 def test_a_head_that_fails_to_be_traced_runs_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,46 @@
+"""EAGLE-3 heads draft the same by graphs, by calls and on a CPU."""
+
+import pytest
+import torch
+
+from actors.heads.eagle3_proposer import Eagle3Proposer
+from actors.model.faster_layers import use_faster_parts
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from decoding.drafts.choice import DraftChoice
+from tests.support.heads import STATES, eagle3_drafts, sparse_eagle3
+from tests.support.models import tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+
+def drafts(device: str, *, every: int, recorded: bool = False) -> list[list[list[DraftChoice]]]:
+    model = tiny_model("llama-gqa")
+    head = torch.nn.Module.to(sparse_eagle3(model, every), device)
+    use_faster_parts(head)
+    runner = Runner(torch.nn.Module.to(model, device), slots=4, max_length=64, max_query=64)
+    runner.keep_hidden_states(STATES)
+    runner.logits([RowInput(0, 0, [0])])
+    runner.cache.clear_all()
+    proposer = Eagle3Proposer(head, runner)
+    if recorded:
+        proposer.warm_up()
+        assert runner.recorder is not None
+        assert runner.recorder.error is None
+    else:
+        proposer._chain = proposer._reading = None
+    return eagle3_drafts(proposer, runner)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_graphs_calls_and_the_cpu_draft_the_same(every: int) -> None:
+    recorded, called, on_cpu = (
+        drafts("cuda", every=every, recorded=True),
+        drafts("cuda", every=every),
+        drafts("cpu", every=every),
+    )
+    assert tokens(recorded) == tokens(called) == tokens(on_cpu)
+
+
+def tokens(rounds: list[list[list[DraftChoice]]]) -> list[int]:
+    return [choice.tokens[0] for texts in rounds for chain in texts for choice in chain]
