@@ -87,8 +87,21 @@ def _runner(shape: str, vocab_size: int, slots: int, max_length: int) -> Runner:
     runner = Runner(model, slots=slots, max_length=max_length, max_query=_CHUNK)
     runner.logits([RowInput(0, 0, [0])])
     runner.cache.clear_all()
-    runner.warm_up()
+    _report_memory("graphs", device, runner.warm_up)
     return runner
+
+
+def _report_memory(name: str, device: torch.device, record: Callable[[], None]) -> None:
+    """Print what graphs take on a GPU."""
+    before = _free(device)
+    record()
+    print(f"{name}: {(before - _free(device)) / 2**20:,.0f} MiB")
+
+
+def _free(device: torch.device) -> int:
+    """Return the free bytes of a GPU; 0 on a CPU."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def _report_prompts(runner: Runner, text: Sequence[int], context: int) -> None:
@@ -171,11 +184,13 @@ def _report_chain(runner: Runner, rows: int) -> None:
 def _report_head(runner: Runner, config: LlamaConfig, row_counts: Sequence[int]) -> None:
     """Print what an EAGLE-3 head with random weights takes for its drafts, and to read what a step has committed."""
     head = Eagle3Head(config, target_hidden_size=config.hidden_size, outputs=min(_HEAD_OUTPUTS, config.vocab_size))
-    head = torch.nn.Module.to(head, runner.device, torch.bfloat16).requires_grad_(False)
+    torch.nn.Module.to(head, runner.device).requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.data = parameter.data.bfloat16()
     use_faster_parts(head)
     runner.cache.clear_all()
     proposer = Eagle3Proposer(head, runner)
-    proposer.warm_up()
+    _report_memory("a head's graphs", runner.device, proposer.warm_up)
     for rows in row_counts:
         params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, top_p=0.95)
         starts = [DraftStart(row, 10, params) for row in range(rows)]

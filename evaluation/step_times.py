@@ -9,6 +9,7 @@ from actors.heads.proposer import HeadProposer, Reading
 from actors.heads.sampling import DraftStart
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
+from decoding.drafts.calibration import RANKS
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
@@ -18,7 +19,6 @@ _CONTEXT = 128  # tokens in the cache
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 15
 _TIMING_S = 12.0  # no round starts after that
 _HEADS_ROUNDS = 10
-_RANKS = 4  # alternatives to each token of heads' drafts
 
 Step = tuple[int, int]  # streams, tokens of each
 
@@ -68,7 +68,7 @@ def _time_draft(heads: HeadProposer, runner: Runner, streams: int, length: int) 
         readings = [Reading(slot, start, [0, 0], [first, first + 1], first + 1) for slot, first in enumerate(firsts)]
         began_s = time.perf_counter()
         heads.read(readings, runner.hidden)
-        heads.propose([DraftStart(slot, start + 2, params) for slot in range(streams)], length, _RANKS)
+        heads.propose([DraftStart(slot, start + 2, params) for slot in range(streams)], length, RANKS)
         seconds.append(time.perf_counter() - began_s)
     return median(seconds[1:])
 

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from actors.model.forward_input import RowInput
-from actors.model.graph_recorder import Replay
+from actors.model.graph_recorder import Replay, graph_sizes, record_sizes
 from actors.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
+from decoding.drafts.chain_choices import ChainChoices
 from decoding.drafts.choice import DraftChoice
-from decoding.sampling.batch import COLUMNS, SamplingBatch, chain_settings, used_processors
+from decoding.sampling.batch import chain_settings, used_processors
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON
-from decoding.sampling.sampler import rank
 from decoding.sampling.transfer import copy_into, copy_to
 
 # Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the
 # rest of a turn takes a fifth of a step (docs/experiments.md); on a GPU it should be more.
 _MAX_LENGTH_ON_GPU, _MAX_LENGTH_ON_CPU = 5, 3
-_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)  # of graphs
+_MAX_ROWS = 256
 _PARTS = 7  # of `_State.rows`
 
 
@@ -44,18 +44,14 @@ class _State(NamedTuple):
     """The state of B rows' chains of up to C tokens: views of one tensor, because each copy takes the host's time."""
 
     packed: Tensor  # int64, all but the choices
-    step: Tensor  # [1] int64, the number of the next token
     rows: Tensor  # [7, B] int64: tokens, slots, trunks, positions, columns, lengths, branches
-    settings: Tensor  # [C, B, 6] float64, see `SamplingBatch`
-    choices: Tensor  # [C, B, 2, RANKS] float64: tokens, best first, and their scores
+    chosen: ChainChoices
 
     @classmethod
     def of(cls, packed: Tensor, count: int) -> "_State":
         """Return the views. count: B."""
         step, rows, settings = packed.split([1, _PARTS * count, len(packed) - 1 - _PARTS * count])
-        settings = settings.view(torch.float64).view(-1, count, len(COLUMNS))
-        choices = torch.empty(len(settings), count, 2, RANKS, dtype=torch.float64, device=packed.device)
-        return cls(packed, step, rows.view(_PARTS, count), settings, choices)
+        return cls(packed, rows.view(_PARTS, count), ChainChoices.over(step, settings, count, RANKS))
 
 
 class DraftChain:
@@ -64,6 +60,7 @@ class DraftChain:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._max_length = _MAX_LENGTH_ON_CPU if runner.recorder is None else _MAX_LENGTH_ON_GPU
+        self._sizes = graph_sizes(min(runner.cache.slots, _MAX_ROWS))  # of graphs, in rows
         self._recorded: dict[int, tuple[_State, Replay]] = {}  # by number of rows
 
     def length(self, wanted: int, last_position: int, rows: int) -> int:
@@ -71,7 +68,7 @@ class DraftChain:
 
         last_position: the last position that any row would reach. rows: the number of rows.
         """
-        if not wanted or not self._runner.single_device or rows > _ROWS[-1]:
+        if not wanted or not self._runner.single_device or rows > max(self._sizes, default=0):
             return 0
         window = self._runner.window
         if window is not None and window < MAX_BRANCHES and last_position >= window:
@@ -81,10 +78,9 @@ class DraftChain:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record all graphs, so that no request waits for them; the largest first, whose memory the others share."""
+        """Record all graphs, so that no request waits for them."""
         if self._runner.recorder is not None:
-            for count in reversed(_ROWS[: bisect_left(_ROWS, min(self._runner.cache.slots, _ROWS[-1])) + 1]):
-                self._record(self._pack([], count), count)
+            self._sizes = record_sizes(self._sizes, lambda count: self._record(self._pack([], count), count))
 
     @torch.inference_mode()
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:
@@ -98,7 +94,7 @@ class DraftChain:
             state = _State.of(copy_to(self._runner.device, self._pack(starts, len(starts))), len(starts))
             replay: Replay = partial(self._step, state, used_processors(start.params for start in starts))
         else:
-            count = _ROWS[bisect_left(_ROWS, len(starts))]
+            count = self._sizes[bisect_left(self._sizes, len(starts))]
             packed = self._pack(starts, count)
             if count not in self._recorded:
                 self._record(packed, count)
@@ -106,8 +102,7 @@ class DraftChain:
             copy_into(state.packed, packed)
         for _ in range(length):
             replay()
-        choices = state.choices[:length].tolist()  # the only wait of the host
-        return [[DraftChoice.ranked(*choices[step][row]) for step in range(length)] for row in range(len(starts))]
+        return state.chosen.read(len(starts), length)  # the only wait of the host
 
     def _record(self, packed: Tensor, count: int) -> None:
         """Record a step of `count` rows."""
@@ -116,7 +111,7 @@ class DraftChain:
         self._recorded[count] = state, self._runner.recorder.record(partial(self._step, state, frozenset(COMMON)))
 
     def _step(self, state: _State, used: frozenset[str]) -> Tensor:
-        """Choose a token of each row on the device, and let it be the next step's input. Return the state's choices.
+        """Choose a token of each row on the device, and let it be the next step's input. Return all choices.
 
         Nothing here may depend on values that the host would have to read. used: processors that some row needs.
         """
@@ -124,15 +119,11 @@ class DraftChain:
         offsets = torch.arange(len(slots) + 1, device=slots.device)
         layout = (slots, offsets, lengths, columns, positions, offsets[:-1], trunks, branches, branches)
         logits = self._runner.forward(tokens[None], positions[None], RaggedBatch(*layout))  # [B, V]
-        settings = state.settings.index_select(0, state.step)[0]
-        best, scores = rank(logits, SamplingBatch(settings, used), RANKS)
-        choices = torch.stack([best.double(), scores.double()], dim=1)  # both fit exactly
-        state.choices.index_copy_(0, state.step, choices[None])
-        tokens.copy_(best[:, 0])
+        tokens.copy_(state.chosen.choose(logits, used))
         state.rows[3:6] += 1
         branches |= 1 << (columns - trunks)  # a token also sees the chain before it, and itself
-        state.step.add_(1)
-        return state.choices
+        state.chosen.step.add_(1)
+        return state.chosen.choices
 
     def _pack(self, starts: Sequence[ChainStart], count: int) -> Tensor:
         """Return what the first step reads, on the CPU; rows up to `count` are padding."""

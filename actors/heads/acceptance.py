@@ -10,6 +10,7 @@ from actors.heads.sampling import DraftStart
 from actors.heads.spec import HeadsSpec
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
+from decoding.drafts.calibration import RANKS
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 
@@ -67,7 +68,7 @@ def _rate(heads: HeadProposer, runner: Runner, texts: list[list[int]], layers: S
             first = 0 if length == _UNTESTED else length - 2
             rows = list(range(first, length - 1))
             heads.read([Reading(slot, first, text[first + 1 : length], rows, length - 2)], hidden)
-            (choices,) = heads.propose([DraftStart(slot, length, params)], 1, 2)
+            (choices,) = heads.propose([DraftStart(slot, length, params)], 1, RANKS)
             right.append(torch.tensor(choices[0].tokens[0] == text[length]))
     runner.cache.clear_all()
     return float(torch.stack(right).float().mean()) if right else 0.0

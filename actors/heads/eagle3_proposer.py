@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from actors.heads.eagle3 import Eagle3Head
-from actors.heads.eagle3_chain import Eagle3Chain
-from actors.heads.eagle3_reading import Eagle3Reading
+from actors.heads.eagle3_chain import Eagle3Chain, row_counts
+from actors.heads.eagle3_reader import Eagle3Reader, token_counts
 from actors.heads.proposer import Reading
 from actors.heads.sampling import DraftStart, HeadSampler
 from actors.heads.spec import HeadsKind
+from actors.model.cuda_graphs import usual_tokens
 from actors.model.forward_input import RowInput
 from actors.model.hidden_states import HiddenStates
 from actors.model.native.replay import replay_native_run
@@ -54,12 +55,12 @@ class Eagle3Proposer:
         shape = runner.cache.slots + 1, head.hidden_size
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
         self._chain: Eagle3Chain | None = None  # on a GPU
-        self._reading: Eagle3Reading | None = None
-        if (recorder := runner.recorder) is not None:
-            self._reading = Eagle3Reading(head, self._output, recorder, self._states)
-            self._chain = Eagle3Chain(
-                head, self._output, recorder, self._states, length=_LENGTH, token_ids=self._token_ids
-            )
+        self._reader: Eagle3Reader | None = None
+        self._recorder = runner.recorder and runner.recorder.for_other_calls()
+        if self._recorder is not None:
+            parts = head, self._output, self._recorder, self._states
+            self._reader = Eagle3Reader(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
+            self._chain = Eagle3Chain(*parts, length=_LENGTH, token_ids=self._token_ids)
 
     def warm_up(self) -> None:
         """Do before the first draft what takes long: compile kernels, record graphs on a GPU, trace the head on a CPU.
@@ -68,10 +69,12 @@ class Eagle3Proposer:
         """
         sampler.warm_up(self._device, self._outputs, self._token_ids)
         self._use_trace()
-        if self._chain is not None and self._reading is not None:
+        if self._chain is not None and self._reader is not None and self._recorder is not None:
             self._add_pages()
-            self._reading.warm_up()
+            self._reader.warm_up()
             self._chain.warm_up()
+            if self._recorder.error is not None:  # then padding would cost more than it gains
+                self._chain = self._reader = None
 
     @torch.inference_mode()
     def _add_pages(self) -> None:
@@ -114,11 +117,12 @@ class Eagle3Proposer:
         if not readings:
             return
         rows = [RowInput(reading.slot, reading.start, reading.following) for reading in readings]
-        chosen = [row for reading in readings for row in reading.layers_rows]
+        layers_rows = [row for reading in readings for row in reading.layers_rows]
         self._cache.flush()
-        if self._reading is not None and self._reading.run(rows, chosen, hidden.layers):
+        if self._reader is not None and self._reader.can_run(len(layers_rows)):
+            self._reader.run(rows, layers_rows, hidden.layers)
             return
-        features = hidden.layers[tensor_on(hidden.layers.device, chosen, torch.int64)].to(self._states)
+        features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
         outputs = self._run(self._head.fc(features), tokens, positions, batch)  # [N, H]
         slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
@@ -130,7 +134,7 @@ class Eagle3Proposer:
         ranks = min(ranks, self._outputs)
         if length > 1:
             self._cache.prepare_writes((start.slot, start.length - 1, start.length + length - 2) for start in starts)
-        if self._chain is not None and self._chain.can_run(starts, ranks):
+        if self._chain is not None and self._chain.can_run(starts, length, ranks):
             return self._chain.run(starts, length)
         chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
         rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
@@ -153,6 +157,11 @@ class Eagle3Proposer:
         embeddings = self._embedding(tokens).to(hidden)
         output: Tensor = self._head(hidden[None], embeddings, positions, ragged_batch=batch, kv_pages=self._cache)
         return output[0]
+
+
+def graph_count(slots: int, max_query: int) -> int:
+    """Return the number of a head's CUDA graphs. The arguments are those of `Runner`."""
+    return 2 * len(row_counts(slots)) + len(token_counts(usual_tokens(slots, max_query)))
 
 
 def _next_column(batch: RaggedBatch) -> RaggedBatch:

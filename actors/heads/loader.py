@@ -11,7 +11,7 @@ from actors.heads.acceptance import check_acceptance
 from actors.heads.checkpoint import HeadsCheckpoint, read_checkpoint
 from actors.heads.eagle3 import Eagle3Head
 from actors.heads.eagle3_layout import read_eagle3, stated_layers
-from actors.heads.eagle3_proposer import Eagle3Proposer
+from actors.heads.eagle3_proposer import Eagle3Proposer, graph_count
 from actors.heads.medusa_layout import read_medusa
 from actors.heads.medusa_proposer import MedusaProposer
 from actors.heads.proposer import HeadProposer
@@ -29,6 +29,7 @@ class LoadedHeads:
     module: torch.nn.Module
     layers: tuple[int, ...]  # after how many layers the runner keeps hidden states
     column_numbers: int  # that they keep for each token in the target's pages
+    graph_count: Callable[[int, int], int]  # of their CUDA graphs, from the runner's slots and most tokens of a row
     _make: Callable[[Runner], HeadProposer]
 
     def prepare(self, runner: Runner) -> None:
@@ -67,7 +68,7 @@ def _load_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
         raise ConfigError(f"{spec.name}.layers: medusa heads read the last hidden state only; remove the key")
     heads = read_medusa(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     _place(heads, model)
-    return LoadedHeads(spec, heads, (), 0, partial(MedusaProposer, heads, tree=spec.tree))
+    return LoadedHeads(spec, heads, (), 0, lambda slots, max_query: 0, partial(MedusaProposer, heads, tree=spec.tree))
 
 
 def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:
@@ -80,7 +81,7 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
     if len(layers) != states:
         raise ConfigError(f"{spec.name}.layers: has {len(layers)} numbers, but the head reads {states} hidden states")
     _place(head, model)
-    return LoadedHeads(spec, head, layers, head.column_numbers, partial(_make_eagle3, head))
+    return LoadedHeads(spec, head, layers, head.column_numbers, graph_count, partial(_make_eagle3, head))
 
 
 def _make_eagle3(head: Eagle3Head, runner: Runner) -> Eagle3Proposer:

@@ -5,7 +5,6 @@ into one buffer. It does not depend on how long the rows are, or on how many tok
 slot that no request has.
 """
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, product
@@ -16,12 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.forward_input import RowInput, token_adapters
-from actors.model.graph_recorder import GraphRecorder, Replay
+from actors.model.graph_recorder import GraphRecorder, Replay, record_sizes
 from actors.model.kv_pages import KVPages
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
 from decoding.sampling.transfer import copy_into
 
-_log = logging.getLogger(__name__)
 _ROWS = (64, 256)
 MAX_ROWS = _ROWS[-1]
 _TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
@@ -77,17 +75,9 @@ class CudaGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture the graphs of all shapes, the largest first, because the others use its memory again.
-
-        Shapes for which there is too little memory run without a graph.
-        """
-        for shape in list(reversed(self._shapes)):
-            try:
-                self.outputs(shape, [padding_row(self._cache.slots)], [0])
-            except torch.OutOfMemoryError:
-                _log.warning("no CUDA graph of %d tokens, which costs speed: out of memory", shape.tokens)
-                self._shapes.remove(shape)
-                torch.cuda.empty_cache()
+        """Capture the graphs of all shapes. Those for which there is too little memory run without a graph."""
+        padding = [padding_row(self._cache.slots)]
+        self._shapes = record_sizes(self._shapes, lambda shape: self.outputs(shape, padding, [0]))
 
     def shape(self, rows: Sequence[RowInput], wanted: int, *, adapted: bool = False) -> Shape | None:
         """Return the smallest shape with room for the rows and so many logits; None if there is none."""
@@ -171,11 +161,12 @@ def shapes(slots: int, most_tokens: int, *, adapted: bool = False) -> Iterator[S
 
 
 def graph_bytes(
-    model: PreTrainedModel, slots: int, max_query: int, *, adapted: bool = False
+    model: PreTrainedModel, slots: int, max_query: int, *, adapted: bool = False, others: int = 0
 ) -> dict[torch.device, int]:
     """Return an estimate of the memory that a runner's graphs need, by device; nothing unless the model is on a GPU.
 
     The largest graph counts, because the others use its memory again. The arguments are those of `Runner` and `shapes`.
+    others: the number of graphs beside the runner's own.
     """
     if model.device.type != "cuda":
         return {}
@@ -187,4 +178,4 @@ def graph_bytes(
     copies = 3 if getattr(config, "final_logit_softcapping", None) else 2  # float32: the model's, capped, the graphs'
     logits = wanted * int(config.vocab_size) * copies * torch.float32.itemsize
     activations = tokens * (6 * hidden + 3 * inner) * model.dtype.itemsize
-    return {model.device: logits + activations + len(every) * _GRAPH_BYTES}
+    return {model.device: logits + activations + (len(every) + others) * _GRAPH_BYTES}

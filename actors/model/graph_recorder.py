@@ -5,8 +5,9 @@ It knows nothing of models. A recorded call reads and writes the same memory eac
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ _WARM_UPS = 2  # calls before a recording, in which libraries allocate what they
 _one_at_a_time = threading.Lock()  # torch records one graph at a time in a process; loops are threads
 
 Replay = Callable[[], Tensor]
+_Size = TypeVar("_Size")
 
 
 class GraphRecorder:
@@ -26,8 +28,13 @@ class GraphRecorder:
 
     def __init__(self, device: torch.device, capture: Callable[[Replay], Replay] | None = None) -> None:
         """capture: another way to record a call, for tests without a GPU."""
+        self._device = device
         self._capture = capture or _Pool(device).capture
         self.error: RuntimeError | None = None  # why a call could not be recorded
+
+    def for_other_calls(self) -> "GraphRecorder":
+        """Return a recorder that shares the memory, for calls of another model."""
+        return GraphRecorder(self._device, self._capture)
 
     def record(self, run: Replay) -> Replay:
         """Return a replay of the call, or the call itself if it can't be recorded.
@@ -45,6 +52,28 @@ class GraphRecorder:
             _log.warning("no CUDA graphs, which costs speed: %s", error)
             self.error = error
             return run
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Return 2, 4, 8, …, up to the first that is at least `most`."""
+    return [2**power for power in range(1, max(most - 1, 1).bit_length() + 1)]
+
+
+def record_sizes(sizes: Sequence[_Size], record: Callable[[_Size], object]) -> list[_Size]:
+    """Record a graph of each size, the largest first, because the others use its memory again.
+
+    sizes: ascending. Returns those for which there was memory.
+    """
+    recorded = []
+    for size in reversed(sizes):
+        try:
+            record(size)
+        except torch.OutOfMemoryError:
+            _log.warning("no CUDA graph of size %s, which costs speed: out of memory", size)
+            torch.cuda.empty_cache()
+        else:
+            recorded.append(size)
+    return recorded[::-1]
 
 
 class _Pool:

@@ -26,7 +26,7 @@ def runtime_env(threads: int | None, *, gpus: bool = False) -> dict[str, Any]:
     """Return Ray's runtime environment for a process.
 
     threads: None: Ray's choice.
-    gpus: whether Ray gives it any. From others Ray doesn't hide a node's GPUs, and `device: auto` would take them.
+    gpus: whether Ray gives it any. Ray does not hide a node's GPUs from other processes, and `device: auto` takes one.
     """
     return {"env_vars": compute_environment(threads) | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 

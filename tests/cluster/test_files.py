@@ -200,6 +200,7 @@ def test_the_coordinator_keeps_its_own_environment() -> None:
         (coordinator,) = (entry for entry in serve["applications"][0]["deployments"] if entry["name"] == COORDINATOR)
         set_anew = coordinator["ray_actor_options"]["runtime_env"]["env_vars"]
         assert set_anew.items() <= environment.items()
+        assert set_anew["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_kubernetes_serves_the_same_application() -> None:

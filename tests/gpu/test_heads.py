@@ -28,7 +28,7 @@ def drafts(device: str, *, every: int, recorded: bool = False) -> list[list[list
         assert runner.recorder is not None
         assert runner.recorder.error is None
     else:
-        proposer._chain = proposer._reading = None
+        proposer._chain = proposer._reader = None
     return eagle3_drafts(proposer, runner)
 
 

@@ -18,6 +18,7 @@ from actors.loading.checkpoint import ModelSpec
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.replica import load_runner, load_with_heads
+from decoding.drafts.calibration import RANKS
 from decoding.drafts.draft import ProposerName
 from decoding.errors import ConfigError
 from decoding.sampling.batch import SamplingBatch
@@ -185,7 +186,7 @@ def _answer(runner: Runner, requests: Sequence[Request]) -> list[TargetAnswer]:
     texts = [list(request.prompt) for request in requests]
     histories = [History(request.params, text, len(text)) for request, text in zip(requests, texts, strict=True)]
     for slot, text in enumerate(texts):
-        _read(runner, slot, text[:-1], 0)
+        _read(runner, slot, text[:-1], len(text) - 1)
     running = list(range(len(requests)))
     while running:
         rows = [RowInput(slot, len(texts[slot]) - 1, texts[slot][-1:]) for slot in running]
@@ -228,7 +229,7 @@ def _accepted_of_heads(heads: HeadProposer, target: Runner, answer: TargetAnswer
             heads.read([Reading(0, read, text[read + 1 : length], rows, rows[-1])], target.hidden)
             read = length - 1
             if first <= length < len(text):
-                (choices,) = heads.propose([DraftStart(0, length, answer.request.params)], heads.length, 2)
+                (choices,) = heads.propose([DraftStart(0, length, answer.request.params)], heads.length, RANKS)
                 pairs = zip([choice.tokens[0] for choice in choices], text[length:], strict=False)
                 accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return torch.tensor(accepted)

@@ -10,6 +10,7 @@ from actors.heads.eagle3 import Eagle3Head
 from actors.heads.eagle3_proposer import Eagle3Proposer
 from actors.model.faster_layers import use_faster_parts
 from actors.model.forward_input import RowInput
+from actors.model.graph_recorder import Replay
 from actors.model.native import replay
 from actors.model.native.library import library
 from actors.model.runner import Runner
@@ -20,12 +21,19 @@ from tests.support.models import tiny_model
 TARGET = tiny_model("llama-gqa")
 
 
+def capture(run: Replay) -> Replay:
+    """Call it before, as recording does."""
+    for _ in range(2):
+        run()
+    return run
+
+
 def drafts(head: Eagle3Head, *, traced: bool = False, recorded: bool = False) -> list[list[list[DraftChoice]]]:
     """Return the choices of several rounds."""
     runner = Runner(TARGET, slots=4, max_length=64, max_query=64)
     runner.keep_hidden_states(STATES)
     if recorded:
-        runner.use_graphs(capture=lambda run: run)
+        runner.use_graphs(capture=capture)
     runner.logits([RowInput(0, 0, [0])])
     runner.cache.clear_all()
     proposer = Eagle3Proposer(head, runner)

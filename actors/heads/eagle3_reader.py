@@ -10,51 +10,58 @@ from torch import Tensor
 from actors.heads.eagle3 import Eagle3Head
 from actors.heads.eagle3_chain import Layer
 from actors.model.forward_input import RowInput
-from actors.model.graph_recorder import GraphRecorder, Replay
+from actors.model.graph_recorder import GraphRecorder, Replay, graph_sizes, record_sizes
 from actors.model.ragged_batch import PackedInputs, pack_inputs, padding_row
 from decoding.sampling.transfer import copy_into
 
-_TOKENS = (2, 4, 8, 16, 32, 64, 128, 256, 512)  # of graphs
+_MAX_TOKENS = 1024
 
 
-class Eagle3Reading:
+class Eagle3Reader:
     """Runs a head over new tokens, and keeps its output after each text's last one."""
 
-    def __init__(self, head: Eagle3Head, layer: Layer, recorder: GraphRecorder, states: Tensor) -> None:
-        """states: [slots + 1, H], where the outputs are kept; the last slot is for padding."""
+    def __init__(
+        self, head: Eagle3Head, layer: Layer, recorder: GraphRecorder, states: Tensor, *, most_tokens: int
+    ) -> None:
+        """
+        states: [slots + 1, H], where the outputs are kept; the last slot is for padding.
+        most_tokens: of a usual step.
+        """
         self._head, self._layer, self._recorder, self._states = head, layer, recorder, states
         self._slots = len(states) - 1
-        self._features = states.new_zeros(_TOKENS[-1], head.feature_size)
+        self._sizes = token_counts(most_tokens)
+        self._features = states.new_zeros(self._sizes[-1], head.feature_size)
         self._recorded: dict[int, tuple[PackedInputs, Replay]] = {}  # by number of tokens
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record all graphs, the largest first. The layer must have pages."""
-        for count in reversed(_TOKENS):
-            self._inputs(count, [padding_row(self._slots)], [0])
+        """Record all graphs, so that no request waits for them. The layer must have pages."""
+        padding = [padding_row(self._slots)]
+        self._sizes = record_sizes(self._sizes, lambda count: self._graph(count, padding, [0]))
 
-    def run(self, rows: Sequence[RowInput], chosen: Sequence[int], layers: Tensor) -> bool:
-        """Read the rows' tokens, N in all. Returns whether there is a graph for so many. Pages must be there.
+    def can_run(self, tokens: int) -> bool:
+        """Whether there is a graph for so many tokens."""
+        return tokens <= max(self._sizes, default=0)
 
-        chosen: [N] the tokens' rows of `layers`, [·, states · H], which holds the target's hidden states.
+    def run(self, rows: Sequence[RowInput], layers_rows: Sequence[int], layers: Tensor) -> None:
+        """Read the rows' tokens, N in all. The pages must be there.
+
+        layers_rows: [N] the tokens' rows of `layers`, [·, features], which holds the target's hidden states.
         """
-        if len(chosen) > _TOKENS[-1]:
-            return False
-        count = _TOKENS[bisect_left(_TOKENS, len(chosen))]
-        inputs, replay = self._inputs(count, rows, chosen)
+        count = self._sizes[bisect_left(self._sizes, len(layers_rows))]
+        inputs, replay = self._graph(count, rows, layers_rows)
         indices = inputs.integers[sum(inputs.sizes) :]
         self._features[:count].copy_(layers.index_select(0, indices))
         replay()
-        return True
 
-    def _inputs(self, count: int, rows: Sequence[RowInput], chosen: Sequence[int]) -> tuple[PackedInputs, Replay]:
-        """Return the inputs of the graph of `count` tokens, on the device, and the graph."""
+    def _graph(self, count: int, rows: Sequence[RowInput], layers_rows: Sequence[int]) -> tuple[PackedInputs, Replay]:
+        """Return the graph of `count` tokens, and its inputs, to which those of the rows are copied."""
         inputs = pack_inputs(
             rows,
             row_count=min(count, self._slots) + 1,  # the last has all tokens of padding
             token_count=count,
             spare_slot=self._slots,
-            rest=[*chosen, *[0] * (count - len(chosen))],
+            rest=[*layers_rows, *[0] * (count - len(layers_rows))],
         )
         if count not in self._recorded:
             buffers = inputs.copy_to(self._states.device)
@@ -67,3 +74,8 @@ class Eagle3Reading:
         tokens, positions, batch = inputs.unpack()
         outputs = self._layer(self._head.fc(self._features[:count]), tokens, positions, batch)  # [N, H]
         return self._states.index_copy_(0, batch.slots, outputs.index_select(0, batch.offsets[1:] - 1))
+
+
+def token_counts(most_tokens: int) -> list[int]:
+    """Return the numbers of tokens that have graphs."""
+    return graph_sizes(min(most_tokens, _MAX_TOKENS))
