@@ -24,7 +24,7 @@ _ROWS = (64, 256)
 MAX_ROWS = _ROWS[-1]
 _TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
 _WANTED = 8  # tokens of a row in a usual step, its last one and a draft: so many logits have room
-_GRAPH_BYTES = 2**23  # of a graph without its tensors; not measured yet
+_GRAPH_BYTES = 2**23  # of a graph without its tensors: ample (docs/experiments.md, "Serving on a GPU")
 
 # From tokens, positions, layout, wanted tokens and adapters, as in `Runner`, to logits and hidden states, if any are
 # kept: the last of the wanted tokens, and layers' of all tokens.
