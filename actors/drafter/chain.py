@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from actors.model.forward_input import RowInput
-from actors.model.graph_recorder import Replay, graph_sizes, record_sizes
+from actors.model.graph_recorder import Replay, graph_sizes, record_largest_first
 from actors.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
@@ -51,7 +51,7 @@ class _State(NamedTuple):
     def of(cls, packed: Tensor, count: int) -> "_State":
         """Return the views. count: B."""
         step, rows, settings = packed.split([1, _PARTS * count, len(packed) - 1 - _PARTS * count])
-        return cls(packed, rows.view(_PARTS, count), ChainChoices.over(step, settings, count, RANKS))
+        return cls(packed, rows.view(_PARTS, count), ChainChoices.from_packed(step, settings, count, RANKS))
 
 
 class DraftChain:
@@ -80,7 +80,7 @@ class DraftChain:
     def warm_up(self) -> None:
         """Record all graphs, so that no request waits for them."""
         if self._runner.recorder is not None:
-            self._sizes = record_sizes(self._sizes, lambda count: self._record(self._pack([], count), count))
+            self._sizes = record_largest_first(self._sizes, lambda count: self._record(self._pack([], count), count))
 
     @torch.inference_mode()
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:

@@ -1,4 +1,4 @@
-"""Chains of an EAGLE-3 head's draft tokens as CUDA graphs: one for the first token, one for each further token.
+"""Chains of an EAGLE-3 head's draft tokens as CUDA graphs: one of the first token, and one of a further token.
 
 A chain's state is in memory of the device, and a replay changes it. So a graph depends on the number of rows alone.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from actors.heads.eagle3 import Eagle3Head
 from actors.heads.sampling import DraftStart
 from actors.model.forward_input import RowInput
-from actors.model.graph_recorder import GraphRecorder, Replay, graph_sizes, record_sizes
+from actors.model.graph_recorder import GraphRecorder, Replay, graph_sizes, record_largest_first
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
 from decoding.drafts.calibration import RANKS
 from decoding.drafts.chain_choices import ChainChoices
@@ -25,7 +25,7 @@ from decoding.sampling.transfer import copy_into, copy_to
 _MAX_ROWS = 256
 
 # From the layer's last output [B, H], tokens and positions [1, B], and the layout, to the layer's output [B, H].
-Layer = Callable[[Tensor, Tensor, Tensor, RaggedBatch], Tensor]
+LayerForward = Callable[[Tensor, Tensor, Tensor, RaggedBatch], Tensor]
 
 
 class _State(NamedTuple):
@@ -48,7 +48,7 @@ class Eagle3Chain:
     def __init__(
         self,
         head: Eagle3Head,
-        layer: Layer,
+        layer: LayerForward,
         recorder: GraphRecorder,
         states: Tensor,
         *,
@@ -69,7 +69,7 @@ class Eagle3Chain:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Record all graphs, so that no request waits for them. The layer must have pages."""
-        self._sizes = record_sizes(self._sizes, lambda count: self._record(self._pack([], count), count))
+        self._sizes = record_largest_first(self._sizes, lambda count: self._record(self._pack([], count), count))
 
     def can_run(self, starts: Sequence[DraftStart], length: int, ranks: int) -> bool:
         """Whether there are graphs for such chains. ranks: how many alternatives to return."""
@@ -132,7 +132,7 @@ class Eagle3Chain:
             inputs=PackedInputs(integers, inputs.sizes),
             increments=increments.integers,
             hidden=self._states.new_zeros(count, self._states.shape[1]),
-            chosen=ChainChoices.over(step, settings, count, self._ranks),
+            chosen=ChainChoices.from_packed(step, settings, count, self._ranks),
         )
 
 

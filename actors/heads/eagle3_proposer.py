@@ -4,7 +4,6 @@ Column p holds the pair of the target's hidden state after token p and token p +
 column may be that of another next token: that can only cost acceptance.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,7 +19,7 @@ from actors.model.cuda_graphs import usual_tokens
 from actors.model.forward_input import RowInput
 from actors.model.hidden_states import HiddenStates
 from actors.model.native.replay import replay_native_run
-from actors.model.operator_trace import Example, UntraceableError, trace
+from actors.model.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
 from actors.model.ragged_batch import RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
@@ -28,9 +27,7 @@ from decoding.sampling import sampler
 from decoding.sampling.transfer import tensor_on
 
 _LENGTH = 8  # tokens of a chain
-_MAX_TRACED_TOKENS = 128  # with more, the cost of Python is negligible
 _TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
-_log = logging.getLogger(__name__)
 
 
 class Eagle3Proposer:
@@ -56,7 +53,7 @@ class Eagle3Proposer:
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
         self._chain: Eagle3Chain | None = None  # on a GPU
         self._reader: Eagle3Reader | None = None
-        self._recorder = runner.recorder and runner.recorder.for_other_calls()
+        self._recorder = runner.recorder and runner.recorder.sharing_pool()
         if self._recorder is not None:
             parts = head, self._output, self._recorder, self._states
             self._reader = Eagle3Reader(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
@@ -87,18 +84,13 @@ class Eagle3Proposer:
         """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does."""
         if self._device.type != "cpu":
             return
-        try:
+        with log_failed_trace("an EAGLE-3 head"):
             self._output(*self._example(1).inputs)  # the first call adds the layer's pages
             traced = trace(self._output, *map(self._example, _TRACED_TOKENS), change=replay_native_run)
             for count in _COMPARED_TOKENS:
                 sizes, inputs = self._example(count)
                 if not torch.equal(traced(*sizes, *inputs), self._output(*inputs)):
                     raise UntraceableError(f"it does something else with {count} tokens")
-        except UntraceableError as error:
-            _log.info("an EAGLE-3 head runs with its own Python: %s", error)
-        except Exception:
-            _log.warning("an EAGLE-3 head can't be traced, which costs speed", exc_info=True)
-        else:
             self._traced = traced
         self._cache.clear_all()
 
@@ -149,7 +141,7 @@ class Eagle3Proposer:
 
     def _run(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         """Return the layer's output, [N, H]. hidden: [N, H]. tokens: [1, N] that follow. positions: [1, N]."""
-        if self._traced is None or len(hidden) > _MAX_TRACED_TOKENS:
+        if self._traced is None or len(hidden) > MAX_TRACED_TOKENS:
             return self._output(hidden, tokens, positions, batch)
         return self._traced(len(hidden), hidden, tokens, positions, batch)
 

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head does for tokens that its target has run, as CUDA graphs: one for each number of tokens."""
+"""An EAGLE-3 head's forward over tokens that its target has run, as CUDA graphs: one for each number of tokens."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from actors.heads.eagle3 import Eagle3Head
-from actors.heads.eagle3_chain import Layer
+from actors.heads.eagle3_chain import LayerForward
 from actors.model.forward_input import RowInput
-from actors.model.graph_recorder import GraphRecorder, Replay, graph_sizes, record_sizes
+from actors.model.graph_recorder import GraphRecorder, Replay, graph_sizes, record_largest_first
 from actors.model.ragged_batch import PackedInputs, pack_inputs, padding_row
 from decoding.sampling.transfer import copy_into
 
@@ -21,11 +21,11 @@ class Eagle3Reader:
     """Runs a head over new tokens, and keeps its output after each text's last one."""
 
     def __init__(
-        self, head: Eagle3Head, layer: Layer, recorder: GraphRecorder, states: Tensor, *, most_tokens: int
+        self, head: Eagle3Head, layer: LayerForward, recorder: GraphRecorder, states: Tensor, *, most_tokens: int
     ) -> None:
         """
         states: [slots + 1, H], where the outputs are kept; the last slot is for padding.
-        most_tokens: of a usual step.
+        most_tokens: of the largest usual step.
         """
         self._head, self._layer, self._recorder, self._states = head, layer, recorder, states
         self._slots = len(states) - 1
@@ -37,7 +37,7 @@ class Eagle3Reader:
     def warm_up(self) -> None:
         """Record all graphs, so that no request waits for them. The layer must have pages."""
         padding = [padding_row(self._slots)]
-        self._sizes = record_sizes(self._sizes, lambda count: self._graph(count, padding, [0]))
+        self._sizes = record_largest_first(self._sizes, lambda count: self._load(count, padding, [0]))
 
     def can_run(self, tokens: int) -> bool:
         """Whether there is a graph for so many tokens."""
@@ -49,13 +49,13 @@ class Eagle3Reader:
         layers_rows: [N] the tokens' rows of `layers`, [·, features], which holds the target's hidden states.
         """
         count = self._sizes[bisect_left(self._sizes, len(layers_rows))]
-        inputs, replay = self._graph(count, rows, layers_rows)
+        inputs, replay = self._load(count, rows, layers_rows)
         indices = inputs.integers[sum(inputs.sizes) :]
         self._features[:count].copy_(layers.index_select(0, indices))
         replay()
 
-    def _graph(self, count: int, rows: Sequence[RowInput], layers_rows: Sequence[int]) -> tuple[PackedInputs, Replay]:
-        """Return the graph of `count` tokens, and its inputs, to which those of the rows are copied."""
+    def _load(self, count: int, rows: Sequence[RowInput], layers_rows: Sequence[int]) -> tuple[PackedInputs, Replay]:
+        """Copy the rows to the inputs of the graph of `count` tokens. Returns these and the graph."""
         inputs = pack_inputs(
             rows,
             row_count=min(count, self._slots) + 1,  # the last has all tokens of padding

@@ -29,7 +29,7 @@ class LoadedHeads:
     module: torch.nn.Module
     layers: tuple[int, ...]  # after how many layers the runner keeps hidden states
     column_numbers: int  # that they keep for each token in the target's pages
-    graph_count: Callable[[int, int], int]  # of their CUDA graphs, from the runner's slots and most tokens of a row
+    graph_count: Callable[[int, int], int]  # number of their CUDA graphs, given a runner's slots and max_query
     _make: Callable[[Runner], HeadProposer]
 
     def prepare(self, runner: Runner) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.forward_input import RowInput, token_adapters
-from actors.model.graph_recorder import GraphRecorder, Replay, record_sizes
+from actors.model.graph_recorder import GraphRecorder, Replay, record_largest_first
 from actors.model.kv_pages import KVPages
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
 from decoding.sampling.transfer import copy_into
@@ -24,7 +24,7 @@ _ROWS = (64, 256)
 MAX_ROWS = _ROWS[-1]
 _TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
 _WANTED = 8  # tokens of a row in a usual step, its last one and a draft: so many logits have room
-_GRAPH_BYTES = 2**23  # of a graph without its tensors: ample (docs/experiments.md, "Serving on a GPU")
+_GRAPH_BYTES = 2**23  # of a graph without its tensors; the whole estimate is ample (docs/experiments.md)
 
 # From tokens, positions, layout, wanted tokens and adapters, as in `Runner`, to logits and hidden states, if any are
 # kept: the last of the wanted tokens, and layers' of all tokens.
@@ -77,7 +77,7 @@ class CudaGraphs:
     def capture(self) -> None:
         """Capture the graphs of all shapes. Those for which there is too little memory run without a graph."""
         padding = [padding_row(self._cache.slots)]
-        self._shapes = record_sizes(self._shapes, lambda shape: self.outputs(shape, padding, [0]))
+        self._shapes = record_largest_first(self._shapes, lambda shape: self.outputs(shape, padding, [0]))
 
     def shape(self, rows: Sequence[RowInput], wanted: int, *, adapted: bool = False) -> Shape | None:
         """Return the smallest shape with room for the rows and so many logits; None if there is none."""
@@ -161,12 +161,12 @@ def shapes(slots: int, most_tokens: int, *, adapted: bool = False) -> Iterator[S
 
 
 def graph_bytes(
-    model: PreTrainedModel, slots: int, max_query: int, *, adapted: bool = False, others: int = 0
+    model: PreTrainedModel, slots: int, max_query: int, *, adapted: bool = False, other_graphs: int = 0
 ) -> dict[torch.device, int]:
     """Return an estimate of the memory that a runner's graphs need, by device; nothing unless the model is on a GPU.
 
     The largest graph counts, because the others use its memory again. The arguments are those of `Runner` and `shapes`.
-    others: the number of graphs beside the runner's own.
+    other_graphs: the number of graphs beside the runner's own.
     """
     if model.device.type != "cuda":
         return {}
@@ -178,4 +178,4 @@ def graph_bytes(
     copies = 3 if getattr(config, "final_logit_softcapping", None) else 2  # float32: the model's, capped, the graphs'
     logits = wanted * int(config.vocab_size) * copies * torch.float32.itemsize
     activations = tokens * (6 * hidden + 3 * inner) * model.dtype.itemsize
-    return {model.device: logits + activations + (len(every) + others) * _GRAPH_BYTES}
+    return {model.device: logits + activations + (len(every) + other_graphs) * _GRAPH_BYTES}

@@ -32,8 +32,8 @@ class GraphRecorder:
         self._capture = capture or _Pool(device).capture
         self.error: RuntimeError | None = None  # why a call could not be recorded
 
-    def for_other_calls(self) -> "GraphRecorder":
-        """Return a recorder that shares the memory, for calls of another model."""
+    def sharing_pool(self) -> "GraphRecorder":
+        """Return a recorder with the same memory and its own `error`, for calls of another model."""
         return GraphRecorder(self._device, self._capture)
 
     def record(self, run: Replay) -> Replay:
@@ -59,7 +59,7 @@ def graph_sizes(most: int) -> list[int]:
     return [2**power for power in range(1, max(most - 1, 1).bit_length() + 1)]
 
 
-def record_sizes(sizes: Sequence[_Size], record: Callable[[_Size], object]) -> list[_Size]:
+def record_largest_first(sizes: Sequence[_Size], record: Callable[[_Size], object]) -> list[_Size]:
     """Record a graph of each size, the largest first, because the others use its memory again.
 
     sizes: ascending. Returns those for which there was memory.

@@ -9,8 +9,10 @@ decisions of its Python are frozen: by size, by values that no operator reads (`
 must compare results. This module knows nothing of models.
 """
 
+import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -22,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 P = ParamSpec("P")
 R = TypeVar("R")
 
-
+MAX_TRACED_TOKENS = 128  # of a call that is worth tracing; with more, the cost of Python is negligible
+_log = logging.getLogger(__name__)
 _aten = torch.ops.aten
 # Functions that do the same as an operator, and take half the time to call, since torch need not look at its schema.
 _QUICKER: Mapping[object, Callable[..., Any]] = {
@@ -84,6 +87,20 @@ def trace(
     """
     traces = _Trace.record(call, first), _Trace.record(call, second)
     return _Merger(first, second).build(*traces, change)
+
+
+@contextmanager
+def log_failed_trace(name: str) -> Iterator[None]:
+    """Log why the block can't trace a call, or why the trace does something else, instead of raising.
+
+    name: what is traced.
+    """
+    try:
+        yield
+    except UntraceableError as error:
+        _log.info("%s runs with its own Python: %s", name, error)
+    except Exception:
+        _log.warning("%s can't be traced, which costs speed", name, exc_info=True)
 
 
 class _Call(NamedTuple):

@@ -3,7 +3,6 @@
 It knows nothing of requests, drafts or sampling: rows of token ids go in at given positions, logits come out.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -22,16 +21,14 @@ from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.lora.layers import LoraLayers
 from actors.model.native.replay import record_at_once, replay_native_run
-from actors.model.operator_trace import Example, UntraceableError, trace
+from actors.model.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
 from actors.model.packed_linear import PackedLinear, padded_size
 from actors.model.ragged_batch import RaggedBatch, have_gaps, pack_inputs, wanted_tokens, whole_positions
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import copy_to, tensor_on
 
-_MAX_TRACED_TOKENS = 128  # with more, the cost of Python is negligible
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
 _COMPARED_START = 5  # the first column of the calls in which a trace is compared
-_log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -161,18 +158,13 @@ class Runner:
 
     def _use_trace(self, *, adapted: bool) -> None:
         sizes = [([tokens], logits) for tokens, logits in _TRACED_SIZES]
-        try:
+        with log_failed_trace(type(self.model).__name__):
             first, second = (self._example(*size, adapted=adapted) for size in sizes)
             traced = trace(self._call, first, second, change=replay_native_run)
             room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
-            long = min(_MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START, room)
+            long = min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START, room)
             for counts in ([1], [2, 1], [long, long]):
                 self._compare(traced, counts, adapted=adapted)
-        except UntraceableError as error:
-            _log.info("%s runs with its own Python: %s", type(self.model).__name__, error)
-        except Exception:
-            _log.warning("%s can't be traced, which costs speed", type(self.model).__name__, exc_info=True)
-        else:
             self._traced[adapted] = traced
         self.cache.clear_all()
 
@@ -276,7 +268,7 @@ class Runner:
     ) -> tuple[Tensor, ...]:
         """Return logits, [·, V], and the hidden states to keep, if any. adapters: [N], as `_adapters` returns."""
         count, traced = tokens.shape[1], self._traced.get(adapters is not None)
-        if traced is None or count > _MAX_TRACED_TOKENS:
+        if traced is None or count > MAX_TRACED_TOKENS:
             return self._call(tokens, positions, logits_to_keep, batch, adapters)
         kept = torch.arange(count) if logits_to_keep is None else logits_to_keep
         return traced(count, len(kept), tokens, positions, kept, batch, *([] if adapters is None else [adapters]))

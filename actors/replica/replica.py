@@ -129,7 +129,7 @@ class _Loaded(NamedTuple):
     hidden_layers: Sequence[int] = ()
     lora: LoraLayers | None = None
 
-    def other_graphs(self, slots: int, max_query: int) -> int:
+    def other_graph_count(self, slots: int, max_query: int) -> int:
         """Return the number of CUDA graphs beside the runner's own."""
         return 0 if self.heads is None else self.heads.graph_count(slots, max_query)
 
@@ -179,7 +179,9 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
     weights = _sum([each.weights for each in loaded])
     slots = choose_slots(spec.slots, loaded[0].model.device)
     graphs = [
-        graph_bytes(each.model, slots, query, adapted=each.lora is not None, others=each.other_graphs(slots, query))
+        graph_bytes(
+            each.model, slots, query, adapted=each.lora is not None, other_graphs=each.other_graph_count(slots, query)
+        )
         for each, query in zip(loaded, max_queries, strict=True)
     ]
     pages = fit_pages(

@@ -19,7 +19,7 @@ class ChainChoices(NamedTuple):
     choices: Tensor  # [C, B, 2, ranks] float64: tokens, best first, and their scores
 
     @classmethod
-    def over(cls, step: Tensor, settings: Tensor, count: int, ranks: int) -> "ChainChoices":
+    def from_packed(cls, step: Tensor, settings: Tensor, count: int, ranks: int) -> "ChainChoices":
         """Return the choices of `count` rows. settings: [C · B · 6] int64, the bits of the settings."""
         settings = settings.view(torch.float64).view(-1, count, len(COLUMNS))
         choices = torch.empty(len(settings), count, 2, ranks, dtype=torch.float64, device=step.device)
@@ -28,14 +28,14 @@ class ChainChoices(NamedTuple):
     def choose(
         self, logits: Tensor, used: frozenset[str] = frozenset(COMMON), token_ids: Tensor | None = None
     ) -> Tensor:
-        """Choose and note each row's next token, [B] int64. Nothing is read by the host.
+        """Choose each row's next token, [B] int64, and store it at `step`, which the caller advances.
 
         logits: [B, V]. used: as in `SamplingBatch`. token_ids: as in `rank`.
         """
         settings = self.settings.index_select(0, self.step)[0]
         tokens, scores = rank(logits, SamplingBatch(settings, used), self.choices.shape[-1], token_ids)
-        noted = torch.stack([tokens.double(), scores.double()], dim=1)  # both fit exactly
-        self.choices.index_copy_(0, self.step, noted[None])
+        stored = torch.stack([tokens.double(), scores.double()], dim=1)  # both fit exactly
+        self.choices.index_copy_(0, self.step, stored[None])
         return tokens[:, 0]
 
     def read(self, rows: int, length: int) -> list[list[DraftChoice]]:

@@ -25,8 +25,8 @@ def actor_options(model: ModelConfig) -> dict[str, Any]:
 def runtime_env(threads: int | None, *, gpus: bool = False) -> dict[str, Any]:
     """Return Ray's runtime environment for a process.
 
-    threads: None: Ray's choice.
-    gpus: whether Ray gives it any. Ray does not hide a node's GPUs from other processes, and `device: auto` takes one.
+    threads: of the CPU; None leaves it to Ray.
+    gpus: whether Ray assigns it GPUs. Otherwise they are hidden here: Ray does not, and `device: auto` would take one.
     """
     return {"env_vars": compute_environment(threads) | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 

@@ -8,15 +8,15 @@ from actors.model.faster_layers import use_faster_parts
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
-from tests.support.heads import STATES, eagle3_drafts, sparse_eagle3
+from tests.support.heads import STATES, eagle3_drafts, reduced_eagle3
 from tests.support.models import tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 
-def drafts(device: str, *, every: int, recorded: bool = False) -> list[list[list[DraftChoice]]]:
+def drafts(device: str, *, stride: int, recorded: bool = False) -> list[list[list[DraftChoice]]]:
     model = tiny_model("llama-gqa")
-    head = torch.nn.Module.to(sparse_eagle3(model, every), device)
+    head = torch.nn.Module.to(reduced_eagle3(model, stride), device)
     use_faster_parts(head)
     runner = Runner(torch.nn.Module.to(model, device), slots=4, max_length=64, max_query=64)
     runner.keep_hidden_states(STATES)
@@ -32,12 +32,12 @@ def drafts(device: str, *, every: int, recorded: bool = False) -> list[list[list
     return eagle3_drafts(proposer, runner)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_graphs_calls_and_the_cpu_draft_the_same(every: int) -> None:
+@pytest.mark.parametrize("stride", [1, 3])
+def test_graphs_calls_and_the_cpu_draft_the_same(stride: int) -> None:
     recorded, called, on_cpu = (
-        drafts("cuda", every=every, recorded=True),
-        drafts("cuda", every=every),
-        drafts("cpu", every=every),
+        drafts("cuda", stride=stride, recorded=True),
+        drafts("cuda", stride=stride),
+        drafts("cpu", stride=stride),
     )
     assert tokens(recorded) == tokens(called) == tokens(on_cpu)
 

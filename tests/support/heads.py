@@ -110,8 +110,8 @@ def save(folder: Path, tensors: dict[str, Tensor], name: str = "model.safetensor
 
 @torch.inference_mode()
 def eagle3_drafts(proposer: Eagle3Proposer, runner: Runner, rounds: int = 6) -> list[list[list[DraftChoice]]]:
-    """The choices of each round. Every second round a further text is there; all are read in every round."""
-    every = []
+    """The choices of each round. Every second round adds a text; each round reads all."""
+    choices = []
     for number in range(rounds):
         texts = _TEXTS[: 1 + number // 2]
         runner.logits([RowInput(slot, 0, text[:-1]) for slot, text in enumerate(texts)])
@@ -126,14 +126,14 @@ def eagle3_drafts(proposer: Eagle3Proposer, runner: Runner, rounds: int = 6) -> 
             DraftStart(slot, len(text), SamplingParams(max_tokens=9, temperature=slot, seed=slot))
             for slot, text in enumerate(texts)
         ]
-        every.append(proposer.propose(starts, 4, RANKS))
-    return every
+        choices.append(proposer.propose(starts, 4, RANKS))
+    return choices
 
 
-def sparse_eagle3(model: PreTrainedModel, every: int) -> Eagle3Head:
-    """An EAGLE-3 head with random weights that can draft a part of the tokens only, unless `every` is 1."""
+def reduced_eagle3(model: PreTrainedModel, stride: int) -> Eagle3Head:
+    """An EAGLE-3 head with random weights that can draft every `stride`th token only."""
     head = new_eagle3(model)
-    ids = torch.arange(0, model.config.vocab_size, every)
+    ids = torch.arange(0, model.config.vocab_size, stride)
     head.lm_head = nn.Linear(head.hidden_size, len(ids), bias=False)
     head.d2t = ids - torch.arange(len(ids))
     return head.eval().requires_grad_(False)

@@ -15,7 +15,7 @@ from actors.model.native import replay
 from actors.model.native.library import library
 from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
-from tests.support.heads import STATES, eagle3_drafts, sparse_eagle3
+from tests.support.heads import STATES, eagle3_drafts, reduced_eagle3
 from tests.support.models import tiny_model
 
 TARGET = tiny_model("llama-gqa")
@@ -45,7 +45,7 @@ def drafts(head: Eagle3Head, *, traced: bool = False, recorded: bool = False) ->
 
 def eagle3(*, narrow: bool) -> Eagle3Head:
     """Return a head with random weights. narrow: it can draft every third token only."""
-    head = sparse_eagle3(TARGET, 3 if narrow else 1)
+    head = reduced_eagle3(TARGET, 3 if narrow else 1)
     use_faster_parts(head)
     return head
 
