@@ -1,6 +1,7 @@
 """Small tokenizers of other kinds than the bundled one, and texts that are hard to tokenize."""
 
 import json
+import math
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -59,15 +60,19 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 @cache
 def unigram_tokenizer() -> Tokenizer:
-    """Train a tokenizer like T5's: a unigram model that can't spell unknown characters."""
-    tokenizer = Tokenizer(models.Unigram())
+    """Make a tokenizer like T5's: a unigram model that can't spell unknown characters.
+
+    The library's trainer depends on the order of its hash maps, which is another in each process.
+    """
+    counts = Counter[str]()
+    for word in (f"▁{word}" for text in held_out_texts() for word in text.split(" ")):
+        counts.update(word[start:end] for start in range(len(word)) for end in range(start + 1, len(word) + 1)[:8])
+    pieces = sorted(counts, key=lambda piece: (len(piece) > 1, -counts[piece] * len(piece), piece))[:597]
+    scores = [(piece, math.log(counts[piece] / counts.total())) for piece in pieces]
+    tokenizer = Tokenizer(models.Unigram([*((special, 0.0) for special in (UNKNOWN, BOS, EOS)), *scores], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    special = [UNKNOWN, BOS, EOS]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=600, special_tokens=special, unk_token=UNKNOWN, show_progress=False, max_piece_length=8
-    )
-    tokenizer.train_from_iterator(held_out_texts(), trainer)
+    tokenizer.add_special_tokens([UNKNOWN, BOS, EOS])
     return tokenizer
 
 
