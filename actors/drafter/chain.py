@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from actors.model.cuda_graphs import MAX_ROWS
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import Replay, graph_sizes, record_largest_first
 from actors.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
@@ -28,7 +29,6 @@ from decoding.sampling.transfer import copy_into, copy_to
 # Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the
 # rest of a turn takes a fifth of a step (docs/experiments.md); on a GPU it should be more.
 _MAX_LENGTH_ON_GPU, _MAX_LENGTH_ON_CPU = 5, 3
-_MAX_ROWS = 256
 _PARTS = 7  # of `_State.rows`
 
 
@@ -60,7 +60,7 @@ class DraftChain:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._max_length = _MAX_LENGTH_ON_CPU if runner.recorder is None else _MAX_LENGTH_ON_GPU
-        self._sizes = graph_sizes(min(runner.cache.slots, _MAX_ROWS))  # of graphs, in rows
+        self._sizes = graph_sizes(min(runner.cache.slots, MAX_ROWS))  # of graphs, in rows
         self._recorded: dict[int, tuple[_State, Replay]] = {}  # by number of rows
 
     def length(self, wanted: int, last_position: int, rows: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actors.heads.eagle3 import Eagle3Head
 from actors.heads.sampling import DraftStart
+from actors.model.cuda_graphs import MAX_ROWS
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay, graph_sizes, record_largest_first
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
@@ -21,8 +22,6 @@ from decoding.drafts.chain_choices import ChainChoices
 from decoding.drafts.choice import DraftChoice
 from decoding.sampling.batch import chain_settings
 from decoding.sampling.transfer import copy_into, copy_to
-
-_MAX_ROWS = 256
 
 # From the layer's last output [B, H], tokens and positions [1, B], and the layout, to the layer's output [B, H].
 LayerForward = Callable[[Tensor, Tensor, Tensor, RaggedBatch], Tensor]
@@ -138,4 +137,4 @@ class Eagle3Chain:
 
 def row_counts(slots: int) -> list[int]:
     """Return the numbers of rows that have graphs."""
-    return graph_sizes(min(slots, _MAX_ROWS))
+    return graph_sizes(min(slots, MAX_ROWS))
