@@ -74,7 +74,7 @@ models: install ## train the tiny models again, into a new folder: make models A
 test: export HF_HUB_OFFLINE ?= 1
 
 test: install ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: export HF_HUB_OFFLINE ?= 1
 

@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+from typing import TYPE_CHECKING
 
 for name, value in {
     "HF_HUB_OFFLINE": "1",
@@ -21,8 +22,32 @@ for name, value in {
 # What shells start in the background ignores Ctrl-C, and so would the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
+_SERVER = "tests/server/"
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for GPUs run on the CPU
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests of servers: they wait more than they compute, so they cost least beside others."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_SERVER))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadFileScheduling":
+    """Give each file to one process, but the tests of servers as a whole, so that they share one server."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _SERVER if nodeid.startswith(_SERVER) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)

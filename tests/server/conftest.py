@@ -48,7 +48,7 @@ class Server:
         return sum(report.active + report.waiting for report in reports)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[Server]:
     with socket.socket() as probe, socket.socket() as another:
         for listener in (probe, another):
