@@ -8,6 +8,7 @@ from actors.coordinator.request import Delta, Request, Statistics, TokenSource
 from actors.coordinator.text_stream import TextStream
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
+from decoding.drafts.draft import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 
@@ -68,6 +69,7 @@ def answer(request: Request) -> list[Delta]:
         tokens = tokens[: piece.used]
         statistics += Statistics(steps=1, drafted=4, accepted=len(tokens) - 1, committed=len(tokens), missed=1, hits=1)
         sources: list[TokenSource] = ["accepted"] * (len(tokens) - 1)
+        proposers: list[ProposerName] = ["drafter" if token % 2 else "ngram" for token in tokens[:-1]]
         deltas.append(
             Delta(
                 piece.text,
@@ -83,6 +85,7 @@ def answer(request: Request) -> list[Delta]:
                 prompt_attention=[token / VOCAB for token in prompt] if params.prompt_attention and finish else None,
                 finish=piece.finish,
                 stop_reason=piece.stop_reason,
+                proposers=[*proposers, None],
             )
         )
     return deltas

@@ -50,6 +50,7 @@ def _joined(deltas: list[Delta]) -> Delta:
         deltas[0].prompt_logprobs,
         last.finish,
         stop_reason=last.stop_reason,
+        proposers=[proposer for delta in deltas for proposer in delta.proposers],
     )
 
 
@@ -82,7 +83,8 @@ def contents(stream: list[tuple[str, str]]) -> dict[int, dict[str, Any]]:
             for call in delta.get("tool_calls") or ():
                 joined["calls"] += call["function"].get("name") or ""
                 joined["calls"] += call["function"].get("arguments") or ""
-            joined["tokens"] += [token["id"] for token in choice.get("token_details") or ()]
+            details = choice.get("token_details") or ()
+            joined["tokens"] += [(token["id"], token["source"], token.get("proposer")) for token in details]
             joined["logprobs"] += (choice.get("logprobs") or {}).get("text_offset", [])
             joined["finish"] = choice["finish_reason"]
     return whole
