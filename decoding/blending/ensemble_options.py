@@ -30,6 +30,12 @@ class EnsembleOptions:
     def __post_init__(self) -> None:
         require(self.min_members >= 1, "min_members", self.min_members, "a whole number of at least 1")
         require(self.member_top_k >= 0, "member_top_k", self.member_top_k, "a whole number from 0 (all)")
+        require(
+            self.blend.kind != "contrastive" or self.member_top_k == 0,
+            "blend.kind",
+            self.blend.kind,
+            "another one unless member_top_k is 0 (it would prefer tokens that the amateur does not send)",
+        )
         require(self.vocabulary_top_k >= 1, "vocabulary_top_k", self.vocabulary_top_k, "a whole number of at least 1")
         timeout_ms = 1e3 * self.member_timeout_s
         require(0 < timeout_ms < math.inf, "member_timeout_ms", timeout_ms, "more than 0")

@@ -99,7 +99,9 @@ class EnsembleConfig(StrictModel):
     member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Widest type in which the members' logits are sent."
     )
-    member_top_k: Annotated[int, Field(ge=0)] = Field(0, description="How many logits per position are sent; 0: all.")
+    member_top_k: Annotated[int, Field(ge=0)] = Field(
+        0, description="How many logits per position are sent; 0: all, as topk_union and contrastive blends need."
+    )
 
     vocabulary: VocabularyKind = Field(
         "shared",
@@ -165,6 +167,12 @@ class EnsembleConfig(StrictModel):
                 self.vocabulary != "topk_union" or self.member_top_k == 0,
                 "member_top_k",
                 "should be 0 with vocabulary: topk_union, which needs each member's logits of the others' tokens",
+            ),
+            (
+                "contrastive" not in (self.kind, self.blend.kind) or self.member_top_k == 0,
+                "member_top_k",
+                "should be 0 with a contrastive blend, which would prefer each token that the amateur did not send to "
+                "all others",
             ),
             (
                 self.vocabulary == "topk_union" or "vocabulary_top_k" not in self.model_fields_set,

@@ -68,6 +68,8 @@ def test_kinds_and_their_models(given: dict[str, Any], kind: str, models: list[s
         ({**PAIR, "vocabulary": "union", "blend": {"kind": "product"}}, "blend.kind", "rule out each token"),
         ({"expert": "a", "amateur": "b", "vocabulary": "union"}, "blend.kind", "topk_union gives such tokens"),
         ({**PAIR, "vocabulary": "topk_union", "member_top_k": 5}, "member_top_k", "should be 0 with vocabulary"),
+        ({"expert": "a", "amateur": "b", "member_top_k": 5}, "member_top_k", "should be 0 with a contrastive blend"),
+        ({**PAIR, "blend": {"kind": "contrastive"}, "member_top_k": 5}, "member_top_k", "should be 0 with a contr"),
         ({**PAIR, "vocabulary_top_k": 5}, "vocabulary_top_k", "is for vocabulary: topk_union, not for shared"),
         ({**PAIR, "strategy": {"kind": "rerank", "judge": "c"}}, "strategy.judge", "is not among the members"),
         ({**PAIR, "strategy": {"kind": "mbr", "judge": "a"}}, "strategy.judge", "is for rerank, not for mbr"),
@@ -96,8 +98,11 @@ def test_options_are_the_decoders() -> None:
     assert (strategy.kind, strategy.extract("1, 22")) == ("majority", "22")
 
 
-def over(fields: dict[str, Any], *, count: int = 2, blends: bool = True) -> EnsembleOptions | None:
-    endpoint = EnsembleOptions(blend=BlendParams(kind="gated", threshold=0.9, weights=(1, 2)))
+def over(
+    fields: dict[str, Any], *, count: int = 2, blends: bool = True, member_top_k: int = 0
+) -> EnsembleOptions | None:
+    blend = BlendParams(kind="gated", threshold=0.9, weights=(1, 2))
+    endpoint = EnsembleOptions(blend=blend, member_top_k=member_top_k)
     return EnsembleFields.model_validate(fields).override_ensemble(endpoint, model="e", count=count, blends=blends)
 
 
@@ -128,6 +133,7 @@ def test_requests_change_what_they_name() -> None:
         ({"weights": [0, 0]}, {}, "weights"),
         ({"blend": {"alpha": 2}}, {}, "blend.alpha"),
         ({"blend": {"kind": "contrastive"}}, {"count": 3}, "blend.kind"),
+        ({"weights": [1, 1], "blend": {"kind": "contrastive"}}, {"member_top_k": 5}, "blend.kind"),
         ({"blend": {"kind": "vote"}}, {"blends": False}, "blend"),
         ({"min_members": 3}, {}, "min_members"),
         ({"weights": [1]}, {"count": 0}, "weights"),
