@@ -103,8 +103,9 @@ class Target:
             inputs = [with_adapter(runs, slot) for runs, slot in zip(inputs, slots, strict=True)]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
-        if self._heads is not None and self._rows.drafting:
-            self._heads.begin_step([self._rows.writer(share.row.key) for share in shares], inputs)
+        if self._heads is not None:
+            writers = [self._rows.writer(share.row.key) for share in shares] if self._rows.drafting else []
+            self._heads.begin_step(writers, inputs)
         verifications = self._take(shares, inputs, logits)
         wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()

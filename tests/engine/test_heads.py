@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.heads.eagle3_proposer import Eagle3Proposer
@@ -18,6 +20,7 @@ from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
+from actors.target.judge import judge
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import PROMPTS, SETTINGS, params, text, tokens
@@ -99,6 +102,24 @@ def test_a_mixed_batch_has_the_same_texts(kind: HeadsKind, how: dict[str, Any]) 
         answers = engine.generate(requests)
     assert tokens(answers) == expected()
     assert accepted(answers) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_ran_out_of_memory_is_not_read(kind: HeadsKind) -> None:
+    """Drafts end with the first step that runs out of memory, so the next one has fewer tokens."""
+    steps = 0
+
+    def lacking_memory(*given: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 12:
+            raise torch.OutOfMemoryError("sampling")
+        return judge(*given)
+
+    with mock.patch("actors.target.loop.judge", lacking_memory), running(kind) as engine:
+        answers = engine.generate(mixed(kind))
+        engine.check()
+    assert tokens(answers) == expected()
 
 
 @pytest.mark.parametrize("kind", KINDS)
