@@ -37,6 +37,7 @@ class CrossTokenizerMember(MemberRow):
         self._limit = min(runner.max_query, MAX_BRANCHES)  # nodes of a step
         self._text = text
         super().__init__(peer, replace(join, tokens=logits_mapping.context(text).tokens), runner)
+        self.join = join  # as it may be sent again
         self._length = len(join.tokens)
         self._readings: list[MemberContext] = []  # [K + 1] the text, and the text with each draft token
         self._logits: list[Tensor] = []  # [n, V] per step so far, of the first readings
@@ -124,7 +125,8 @@ class CrossTokenizerMember(MemberRow):
             self._tree.add(self.tokens[self._tree_start :])
         for reading in readings:
             path = reading.tokens[self._tree_start :]
-            if not reading.unreadable and self._tree and self._tree.size_with(path) > self._limit:
+            too_large = not reading.unreadable and self._tree.size_with(path) > self._limit
+            if too_large and self._last_nodes:  # the first is the text itself, or has the tree to itself
                 break
             self._last_nodes.append(0 if reading.unreadable else self._tree.add(path))
         return tree_input(self.slot, self._tree_start, self._tree.draft)

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from actors.loops.served_row import ServedRow
 from actors.model.forward_input import RowInput, draft_input
+from actors.model.ragged_batch import MAX_BRANCHES
 from actors.model.runner import Runner
 from actors.wire.logits_codec import pack
 from actors.wire.logits_memory import accept
@@ -75,6 +76,8 @@ class MemberRow(ServedRow):
         return True
 
     def take_request(self, request: LogitsRequest) -> str | None:
+        if request == self.request:
+            return None  # sent again, because the reply takes long
         if request.base > self.length:
             return "a request was lost on the way to a member"
         parents_come_first = all(-1 <= parent < index for index, parent in enumerate(request.parents))
@@ -88,7 +91,9 @@ class MemberRow(ServedRow):
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
         """Append tokens to the text, and prepare to run a draft. Returns False without room or for unknown tokens."""
         known = self._runner.can_run([*new_tokens, *draft.tokens, self.tokens[0]])
-        if not known or len(self.tokens) + len(new_tokens) >= self._runner.max_length:
+        length, drafted = len(self.tokens) + len(new_tokens), len(draft.tokens)
+        fits = length < self._runner.max_length and length + drafted <= self._runner.cache.capacity
+        if not known or not fits or drafted >= MAX_BRANCHES:
             return False
         self._keep_accepted(new_tokens)
         self.tokens += new_tokens

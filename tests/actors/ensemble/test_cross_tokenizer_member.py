@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
@@ -17,7 +17,15 @@ from actors.wire.messages import Join, LogitsReply, LogitsRequest
 from decoding.errors import ConfigError
 from tests.support.byte_level import byte_level_tokenizer, byte_level_tokenizer_with_end
 from tests.support.knowing_runner import KnowingRunner
-from tests.support.tokenizers import bundled_tokenizer, sentencepiece_tokenizer, speller_of, unigram_tokenizer
+from tests.support.tokenizers import (
+    BOS,
+    EOS,
+    UNKNOWN,
+    bundled_tokenizer,
+    sentencepiece_tokenizer,
+    speller_of,
+    unigram_tokenizer,
+)
 
 LEADER = speller_of(bundled_tokenizer())
 TEXTS = ["def count(words):\n    total = 0\n    return total", "def counting(words, naïve):\n    return naïve — 漢字"]
@@ -49,6 +57,13 @@ class Member:
         while self.row.prefilling:
             self.row.take(self.runner.logits(self.row.inputs(8)), range(0))
 
+    def step(self) -> LogitsReply | None:
+        self.steps += 1
+        (row_input,) = self.row.inputs(8)
+        assert row_input.end <= self.runner.cache.capacity
+        logits = self.runner.logits([row_input])
+        return self.row.take(logits, range(len(logits)))
+
     def reply(
         self, base: int, text: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
     ) -> LogitsReply:
@@ -57,11 +72,7 @@ class Member:
         assert self.row.take_request(request) is None
         self._prefill()
         while True:
-            self.steps += 1
-            (row_input,) = self.row.inputs(8)
-            assert row_input.end <= self.runner.cache.capacity
-            logits = self.runner.logits([row_input])
-            reply = self.row.take(logits, range(len(logits)))
+            reply = self.step()
             if reply is not None:
                 return reply
 
@@ -174,3 +185,30 @@ def test_a_reply_after_memory_ran_out_is_right(max_query: int) -> None:
             member.reply(12, [], text[12:15])
         row.undo()
     assert torch.equal(unpack(member.reply(12, [], text[12:15]).logits), expected)
+
+
+def test_what_is_sent_again_begins_nothing_anew() -> None:
+    tokenizer, text = sentencepiece_tokenizer(), TOKENS[0]
+    member = Member(tokenizer, text[:PROMPT], max_query=4)
+    assert member.row.rejoins(Join(1, text[:PROMPT], "target", PROMPT, best_count=2))
+    request = LogitsRequest(1, 7, PROMPT, [], text[PROMPT:9], list(range(-1, 5)), LogitsTransport())
+    replies: list[LogitsReply | None] = []
+    while not any(replies):
+        assert member.row.take_request(request) is None
+        replies.append(member.step())
+    assert len(replies) > 1
+
+
+def test_a_draft_may_change_all_tokens_of_a_long_run() -> None:
+    """A unigram model puts the rest of a run at its beginning, so that the text is no prefix of text and draft."""
+    pieces = [*((chr(code), -9.0) for code in range(32, 127)), ("--", -4.0), ("----", -2.0)]
+    tokenizer = Tokenizer(models.Unigram([(UNKNOWN, 0.0), (BOS, 0.0), (EOS, 0.0), *pieces], unk_id=0))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([UNKNOWN, BOS, EOS])
+    spelt = [tokenizer.encode("-" * count, add_special_tokens=False).ids for count in (298, 299)]
+    assert len(spelt[0]) > 64
+    assert spelt[0][0] != spelt[1][0]
+    text, draft = LEADER.encode("-" * 298), LEADER.encode("-")
+    replied = unpack(Member(tokenizer, text).reply(len(text), [], draft).logits)
+    for tokens, row in zip((text, text + draft), replied, strict=True):
+        assert torch.equal(row, alone(tokenizer, tokens)[0][0])

@@ -52,6 +52,8 @@ def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
         (logits_request(10, [VOCAB], []), "not its tokens"),
         (logits_request(10, [], [-1]), "not its tokens"),
         (logits_request(10, [1] * 22, []), "no room"),
+        (logits_request(10, [], [1] * 39), "no room"),
+        (logits_request(10, [], [1] * 64, [-1] * 64), "no room"),
     ],
 )
 def test_a_wrong_request_is_refused(wrong_request: LogitsRequest, problem: str) -> None:
