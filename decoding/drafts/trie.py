@@ -197,8 +197,9 @@ class DraftTrie:
             child.proposers = _including(child.proposers, proposer)
             return child
         rank = len(node.drawn)
-        follows = drawn_from.tokens[rank : rank + 1] == [token] and drawn_from.probabilities[rank] > 0
-        if follows and (node.drawn or drawn_from.is_sound) and self._room > 0:
+        is_sound = bool(node.drawn) or drawn_from.is_sound
+        follows = is_sound and drawn_from.tokens[rank : rank + 1] == [token] and drawn_from.probabilities[rank] > 0
+        if follows and self._room > 0:
             self._room -= 1
             node.distribution = drawn_from
             child = node.drawn[token] = _Node(proposers=(proposer,))

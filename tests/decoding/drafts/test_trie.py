@@ -211,7 +211,15 @@ def test_siblings_come_from_one_draw() -> None:
 
 @pytest.mark.parametrize(
     "unsound",
-    [([], []), ([5, 6], [1.0]), ([5, 5], [0.5, 0.5]), ([5, 6], [0.5, -0.5]), ([5, 6], [0.2, 0.2]), ([5], [math.nan])],
+    [
+        ([], []),
+        ([5], []),
+        ([5, 6], [1.0]),
+        ([5, 5], [0.5, 0.5]),
+        ([5, 6], [0.5, -0.5]),
+        ([5, 6], [0.2, 0.2]),
+        ([5], [math.nan]),
+    ],
 )
 def test_what_is_no_distribution_is_dropped(unsound: tuple[list[int], list[float]]) -> None:
     trie = DraftTrie([1], rejects=True)
