@@ -119,11 +119,14 @@ class _SharedLink:
 
 
 def _combine(target: Report, drafter: Report) -> Report:
-    """Add two loads. Requests that wait for a slot of the target come last, as in its own report."""
+    """Add two loads. Requests that wait for a slot of the target come last, as in its own report.
+
+    The drafter's slots count as far as they are in use, so that free slots are the target's.
+    """
     return Report(
         active=target.active + drafter.active,
         waiting=target.waiting + drafter.waiting,
-        slots=target.slots + drafter.slots,
+        slots=target.slots + drafter.active + drafter.waiting,
         request_ids=drafter.request_ids + target.request_ids,
         drafting=target.drafting,
         attached_drafters=target.attached_drafters,
@@ -131,4 +134,5 @@ def _combine(target: Report, drafter: Report) -> Report:
         pages=target.pages + drafter.pages,
         used_pages=target.used_pages + drafter.used_pages,
         shared_pages=target.shared_pages + drafter.shared_pages,
+        own_waiting=target.own_waiting,
     )

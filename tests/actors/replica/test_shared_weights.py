@@ -33,16 +33,16 @@ def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
     with running(slots=3, both="second") as engine:
         answers = engine.generate([Request(endpoints[index], prompt, setting) for index, prompt, setting in some])
         wait_until_idle(engine)
-        assert engine.loops["second"].load().slots == 2 * engine.loops["first"].load().slots
+        assert engine.loops["second"].load().slots == engine.loops["first"].load().slots
     assert [tokens(answer) for answer in answers] == [
         reference(members[index], mixture, p, setting) for index, p, setting in some
     ]
 
 
 def test_attached_drafters_are_in_the_report_of_both() -> None:
-    target = Report(2, 1, 4, [5, 6, 7], drafting=False, attached_drafters={5: "d"})
+    target = Report(4, 1, 4, [5, 6, 7], drafting=False, attached_drafters={5: "d"}, own_waiting=1)
     both = shared_weights._combine(target, Report(1, 0, 4, [8]))
-    assert both == Report(3, 1, 8, [8, 5, 6, 7], drafting=False, attached_drafters={5: "d"})
+    assert both == Report(5, 1, 5, [8, 5, 6, 7], drafting=False, attached_drafters={5: "d"}, own_waiting=1)
 
 
 def test_peers_see_one_replica() -> None:
@@ -78,5 +78,5 @@ def test_peers_see_one_replica() -> None:
     turn_until(Report)
     reports = [message for message in received if isinstance(message, Report)]
     assert len(reports) == 1
-    assert reports[0].slots == 4
+    assert reports[0].slots == 3  # those of the target, and the one that drafting takes
     assert reports[0].request_ids == [3]
