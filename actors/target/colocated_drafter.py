@@ -43,6 +43,7 @@ class ColocatedDrafter:
         self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
         self._address = ReplicaAddress(_TARGET, model=next(iter(options.draft_mappings), _TARGET))
         self._sent_lengths: dict[RowKey, int] = {}  # how many of each row's tokens the drafter has
+        self._rows: dict[int, TargetRow] = {}  # the same rows, by request
 
     def drafts_for(self, row: TargetRow) -> bool:
         """Whether the row has a drafter."""
@@ -60,9 +61,8 @@ class ColocatedDrafter:
         while self._drafter.drafting and self._drafter.times.preemptions == before.preemptions:
             self._drafter.turn()  # without pages for all rows, the target does not wait for the rest
         for _, message in self._link.receive(0.0):
-            # a row that is not in `drafted` was removed or is not in this step
-            if isinstance(message, Failed) and message.request_id in drafted:
-                drafted[message.request_id].drafter = False
+            if isinstance(message, Failed):
+                self._give_up(message)
         offers = self._drafter.offers((_TARGET, request_id) for request_id in drafted)
         offered = {
             drafted[offer.request_id].key
@@ -76,12 +76,21 @@ class ColocatedDrafter:
     def remove(self, row: Row) -> None:
         """Let the drafter forget the row."""
         if self._sent_lengths.pop(row.key, None) is not None:
+            del self._rows[row.key[1]]
             self._link.send(_DRAFTER, [Cancel(row.key[1])])
+
+    def _give_up(self, failed: Failed) -> None:
+        """Let a row go on without the drafter, which has forgotten it."""
+        row = self._rows.get(failed.request_id)
+        if row is not None and row.admission == failed.admission:
+            row.drafter = False
+            del self._rows[failed.request_id], self._sent_lengths[row.key]
 
     def _update(self, row: TargetRow) -> Admit | Advance:
         """Return the message that brings the drafter up to date with the row's text."""
         request_id, sent = row.key[1], self._sent_lengths.get(row.key)
         self._sent_lengths[row.key] = len(row.tokens)
+        self._rows[request_id] = row
         if sent is not None:
             return structs.replace(row.advance(sent, row.in_step_draft_length), coordinator=_TARGET)
         return Admit(

@@ -14,7 +14,8 @@ from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.loop import Target
-from actors.wire.messages import Failed
+from actors.target.row import TargetRow
+from actors.wire.messages import Admit, Failed
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from tests.support.models import tiny_model
@@ -125,6 +126,22 @@ def test_the_drafter_keeps_nothing_of_a_request() -> None:
         assert not colocated._sent_lengths
         colocated.draft([])  # takes in what was cancelled
         assert drafter.cache.free == drafter.cache.slots
+
+
+def test_a_row_that_is_given_back_between_its_steps_goes_on_without_drafts() -> None:
+    colocated = ColocatedDrafter(runner(0), lambda tokens: True)
+    admit = Admit(1, [1, 2, 3], 3, SamplingParams(max_tokens=9), 4, drafter=True, admission=2)
+    row = TargetRow("c", admit, acceptance=0.5)
+    colocated.draft([row])
+    colocated._drafter._mailbox.put("target", Failed(1, "of the admission before", admission=1))
+    colocated.draft([])
+    colocated.draft([])
+    assert row.drafter
+    colocated._drafter._mailbox.put("target", Failed(1, "its grammar", admission=2))
+    colocated.draft([])
+    colocated.draft([])
+    assert not row.drafter
+    assert not colocated._sent_lengths
 
 
 def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
