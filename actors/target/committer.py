@@ -63,7 +63,6 @@ class Committer:
         is_first = generated == 0
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
-        was_rejected = verdict.rejected and finish is None
         ensemble = row.ensemble
         commit = Commit(  # by position, because a step has one per row, and msgspec takes four times as long by name
             request_id,
@@ -76,8 +75,8 @@ class Committer:
             row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,
             ensemble.shares() if ensemble else None,
             ensemble.views and ensemble.views[: len(kept)] if ensemble else None,
-            was_rejected,
-            was_rejected and bool(row.trie),
+            verdict.rejected,
+            verdict.rejected and bool(row.trie),
             draft.proposed_by() if draft.proposers else {},
             [names[0] for names in verdict.accepted(draft.proposers)[: len(kept)]] if draft.proposers else [],
             row.admission,

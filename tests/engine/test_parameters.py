@@ -224,7 +224,7 @@ def test_sources_tell_how_each_token_came() -> None:
     assert len(sources) == len(tokens([answer])[0])
     statistics = answer[-1].statistics
     assert sources.count("accepted") == statistics.accepted
-    assert sources.count("recovered") <= statistics.missed
+    assert sources[:-1].count("recovered") <= statistics.missed  # nothing can follow the last, right or wrong
     assert set(sources) <= {"accepted", "recovered", "bonus", "plain"}
 
 

@@ -132,6 +132,17 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     assert committed(stage.send(AttachDrafter(1, None))) == text[8:]
 
 
+def test_an_end_token_in_place_of_a_wrong_draft_token_is_no_bonus() -> None:
+    stage = Stage()
+    text = stage.text()
+    end = next(index for index in range(5, len(text)) if text[index] not in text[4:index])
+    params = SamplingParams(max_tokens=GREEDY.max_tokens, temperature=0, stop_token_ids=(text[end],))
+    stage.send(Admit(1, PROMPT, 4, params, end - 4, drafter=True), turns=1)
+    (commit,) = stage.send(offer(1, 4, [*text[4:end], (text[end] + 1) % VOCAB]), turns=1)
+    assert isinstance(commit, Commit)
+    assert (commit.accepted, commit.finish, commit.rejected) == (end - 5, "stop", True)
+
+
 def test_an_alternative_is_verified_beside_the_chain() -> None:
     """A chain is wrong from its third token on; beside it are the right token and what follows."""
     stage = Stage()
