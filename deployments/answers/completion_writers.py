@@ -105,16 +105,20 @@ class AnswerWriter(Writer):
         return sse(body_of(error).model_dump_json(), name="error")
 
     def whole(self) -> dict[str, Any]:
-        parts = [choice.whole() for choice in self._returned()]
-        answer = self._answer(self.object, [self._choice(index, part) for index, part in enumerate(parts)])
-        self._add_prompt_logprobs(answer, 0, parts[0])
+        returned = self._returned()
+        parts = [self._choices[index].whole() for index in returned]
+        choices = [self._choice(index, part) for index, part in zip(returned, parts, strict=True)]
+        for rank, choice in enumerate(choices):
+            choice.index = rank
+        answer = self._answer(self.object, choices)
+        self._add_prompt_logprobs(answer, returned[0], parts[0])
         answer.usage, answer.speculation, answer.seed = self._usage(), speculation_of(self._total()), self._seed
         self._add_compressed_prompt(answer)
         return answer.document()
 
     @abstractmethod
     def _choice(self, index: int, part: Part) -> AnswerChoice:
-        """Build a choice of a whole answer."""
+        """Build a choice of a whole answer. index: of its request; with best_of the choice gets another."""
 
     @abstractmethod
     def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[AnswerChoice]:
@@ -141,17 +145,15 @@ class AnswerWriter(Writer):
             prompt_only=self._body.prompt_only,
         )
 
-    def _returned(self) -> list[Choice]:
-        """The `n` best choices of every prompt, or all in their order if there are only `n`."""
+    def _returned(self) -> Sequence[int]:
+        """Indices of the `n` best choices of every prompt, or of all in their order if there are only `n`."""
         made, wanted = self._body.choices, self._body.n or 1
+        every = range(len(self._choices))
         if made == wanted:
-            return self._choices
-        groups = [self._choices[start : start + made] for start in range(0, len(self._choices), made)]
-        return [
-            choice
-            for group in groups
-            for choice in sorted(group, key=lambda choice: choice.mean_logprob, reverse=True)[:wanted]
-        ]
+            return every
+        groups = [every[start : start + made] for start in every[::made]]
+        means = [choice.mean_logprob for choice in self._choices]
+        return [index for group in groups for index in sorted(group, key=means.__getitem__, reverse=True)[:wanted]]
 
     def _answer(self, kind: str, choices: Sequence[AnswerChoice]) -> Answer:
         return Answer(id=self._id, object=kind, created=self._created, model=self._body.model, choices=choices)
@@ -172,7 +174,7 @@ class AnswerWriter(Writer):
 
     def _prompt_logprobs(self, index: int, part: Part) -> Json:
         """Log-probabilities of the prompt if requested and known. All choices of a prompt share them."""
-        count, prompt = self._body.prompt_logprobs, index // (self._body.n or 1)
+        count, prompt = self._body.prompt_logprobs, index // self._body.choices
         if count is None or part.prompt_logprobs is None:
             return None
         if prompt not in self._prompt_logprobs_by_index:
@@ -261,7 +263,7 @@ class ChatWriter(AnswerWriter):
         return ChatTurn(make_parser(self._body, self._prompt, self._decoder, structured=structured))
 
     def _choice(self, index: int, part: Part) -> ChatChoice:
-        turn = self._turn()  # best_of may reorder choices
+        turn = self._turn()
         message = turn.whole(part)
         common = self._common(index, part) | {"finish_reason": turn.finish_reason(part)}
         return ChatChoice(message=message, logprobs=self._logprobs(part), **common)

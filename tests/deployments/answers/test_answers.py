@@ -1,13 +1,19 @@
 """Whole and streamed answers of the fake coordinator: choices, log-probabilities, sources, finish reasons."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from actors.coordinator.request import Delta, Request
+from actors.wire.messages import MemberShare
 from decoding.sampling.noise import choice_seed
 from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, fake_logprobs
 
 BODY: dict[str, Any] = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}
@@ -66,6 +72,26 @@ def test_best_of_returns_the_likeliest(fake: TestClient) -> None:
     assert [choice["index"] for choice in best["choices"]] == [0, 1]
     assert best["choices"][0]["logprobs"] is None
     assert best["usage"]["completion_tokens"] == 60
+
+
+class Blended(FakeCoordinator):
+    """Gives every answer a member that is named after the answer's seed."""
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        members = [MemberShare(str(request.params.seed), weight=1, tokens=12, agreement=1, latency_s=0)]
+        super().submit(request, lambda delta: sink(replace(delta, members=members)))
+
+
+def test_best_of_tells_who_made_the_answers_that_it_returns(endpoints: dict[str, ServedEndpoint]) -> None:
+    coordinator: Any = Blended()
+    with TestClient(make_api(Service(endpoints, coordinator))) as client:
+        answers = [complete(client, n=4), complete(client, n=2, best_of=4)]
+    every, best = (
+        [(choice["text"], choice["ensemble"]["members"][0]["model"]) for choice in answer["choices"]]
+        for answer in answers
+    )
+    assert best != every[:2]
+    assert set(best) <= set(every)
 
 
 def test_a_completions_logprobs(fake: TestClient, endpoints: dict[str, ServedEndpoint]) -> None:
