@@ -43,7 +43,7 @@ def product(logits: Tensor, weights: Tensor) -> Tensor:
     logits = _replace_absent(logits, weights)
     log_probs = logits.log_softmax(dim=-1)
     weighted = (log_probs * _shares(weights)[:, :, None]).nan_to_num(nan=0.0, neginf=_NEG_INF)  # 0 · −∞ is 0
-    blended = weighted.sum(dim=0)
+    blended = _total(weighted)
     impossible = blended.amax(dim=-1, keepdim=True) == _NEG_INF
     return _unless_equal(torch.where(impossible, _log_mean(log_probs, weights), blended), logits)
 
@@ -191,7 +191,13 @@ def _blend_kind(params: BlendParams, weights: Sequence[float]) -> str:
 
 
 def _shares(weights: Tensor) -> Tensor:
-    return weights / weights.sum(dim=0)
+    return weights / _total(weights)
+
+
+def _total(terms: Tensor) -> Tensor:
+    """Return the sum over members, added in turn: the bits of torch.sum depend on N. terms: [M, N] or [M, N, V]."""
+    total: Tensor = reduce(torch.add, terms)
+    return total
 
 
 def _replace_absent(logits: Tensor, weights: Tensor) -> Tensor:

@@ -192,6 +192,15 @@ def test_a_member_that_has_all_the_weight_is_the_blend(kind: Any) -> None:
             assert torch.equal(blend(logits, BlendBatch.build([position] * 20)), logits[1])
 
 
+@pytest.mark.parametrize("kind", ["mixture", "product", "gated"])
+@pytest.mark.parametrize("vocab_size", [2047, 2048])
+def test_a_position_has_the_same_bits_alone_and_in_company(kind: Any, vocab_size: int) -> None:
+    logits = torch.randn(5, 6, vocab_size, generator=torch.Generator().manual_seed(4)) * 3
+    position = (BlendParams(kind=kind, weights=(1, 2, 3, 4, 5), threshold=1.0), (True,) * 5)
+    alone = blend(logits[:, :1], BlendBatch.build([position]))
+    assert torch.equal(blend(logits, BlendBatch.build([position] * 6))[:1], alone)
+
+
 def test_the_expert_against_itself() -> None:
     """The difference is constant on plausible tokens; scaled is the expert."""
     logits = torch.randn(1, 10, 50, generator=torch.Generator().manual_seed(3)).expand(2, -1, -1)
