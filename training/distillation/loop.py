@@ -23,6 +23,7 @@ from training.files import remove, whole_folder
 _WARM_UP = 0.03
 _LOWEST_RATE = 0.05
 _STEP_DECAY = 0.8  # of the weight of each further token of a draft
+_IMPOSSIBLE = -1e4  # log-probability of candidates that the student lacks; 0 · −∞ would be NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,7 @@ def batch_result(
         rows = starts + step
         candidates, known = batch.candidates[rows], batch.known[rows]
         p = teacher_probabilities(batch.logprobs[rows], options.temperature) * known
-        log_q = student_logprobs(logits, candidates, options.temperature)
+        log_q = student_logprobs(logits, candidates, options.temperature).masked_fill(~known, _IMPOSSIBLE)
         losses.append(_STEP_DECAY**step * LOSSES[options.loss](log_q, p))
         weights.append(_STEP_DECAY**step)
         if step == 0:

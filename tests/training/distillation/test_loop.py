@@ -1,18 +1,21 @@
 """Distillation: it learns, and a run that was killed computes the same as one that was not."""
 
+import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
 from tests.training.distillation.chats import TOKENS, make_chats, make_model
-from training.distillation.lessons import Lessons
-from training.distillation.loop import DistillationOptions, distil
+from training.distillation.lessons import Batch, Lessons
+from training.distillation.loop import DistillationOptions, batch_result, distil
 from training.distillation.losses import LOSSES, LossName
 from training.distillation.rates import held_out_rates
 from training.distillation.vocabulary import StudentVocabulary
@@ -90,6 +93,43 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(cast(dict, LOSSES), "lk", lambda log_q, p: log_q.sum() * float("nan"))
     with pytest.raises(ConfigError, match="loss is nan after 0 steps"):
         train(tmp_path)
+
+
+class TrimmedStudent(DrafterStudent):
+    """A student that lacks one of three candidates, and gives its probability to a token beyond them."""
+
+    def __init__(self) -> None:
+        super().__init__(make_model(), VOCABULARY)
+        self.logits = torch.tensor([[0.5, 0.2, 0.3]]).log().requires_grad_()
+
+    def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.tensor([0]), self.logits
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("reverse_kl", 0.0),
+        ("tv", 0.3),
+        ("kl", -0.7 * math.log(0.7)),
+        ("lk", -0.7 * math.log(0.7) * math.exp(-2.1) + 0.3 * (1 - math.exp(-2.1))),
+    ],
+)
+def test_tokens_that_the_student_lacks_count_as_others(loss: LossName, expected: float) -> None:
+    student = TrimmedStudent()
+    batch = Batch(
+        tokens=torch.tensor([[0]]),
+        counted=torch.tensor([[True]]),
+        candidates=torch.tensor([[0, 0, 1]]),
+        known=torch.tensor([[True, False, True]]),
+        logprobs=torch.tensor([[0.5, 0.3, 0.2]]).log(),
+        is_drawn=torch.tensor([[True, False, False]]),
+    )
+    result = batch_result(student, student.module, batch, replace(OPTIONS, loss=loss), 1.0)
+    assert result.loss.item() == pytest.approx(expected, abs=1e-6)
+    assert result.acceptance.item() == pytest.approx(0.7)
+    (gradient,) = torch.autograd.grad(result.loss, student.logits)
+    assert gradient.isfinite().all()
 
 
 def test_no_texts_are_refused(tmp_path: Path) -> None:
