@@ -43,18 +43,35 @@ def _strict_value(keyword: str, value: Any) -> Any:
 
 
 def _without_exclusive_integers(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace whole exclusive bounds towards zero by inclusive ones, a few floating-point numbers further on."""
+    """Replace whole exclusive bounds towards zero by the next inclusive ones."""
     rewritten = dict(schema)
+    above = _next_integer if _allows_integers_only(schema) else _next_number
     low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     if _is_whole(low) and low >= 0:
         del rewritten["exclusiveMinimum"]
-        least = low + _ULPS * math.ulp(low) if low else _TINY
+        least = above(low)
         rewritten["minimum"] = max(least, schema["minimum"]) if _is_number(schema.get("minimum")) else least
     if _is_whole(high) and high <= 0:
         del rewritten["exclusiveMaximum"]
-        most = high - _ULPS * math.ulp(high) if high else -_TINY
+        most = -above(-high)
         rewritten["maximum"] = min(most, schema["maximum"]) if _is_number(schema.get("maximum")) else most
     return rewritten
+
+
+def _allows_integers_only(schema: Mapping[str, Any]) -> bool:
+    types = schema.get("type")
+    names = [types] if isinstance(types, str) else _names(types)
+    return "integer" in names and "number" not in names
+
+
+def _next_integer(number: float) -> int:
+    """Return the next integer that llguidance, which rounds to float64, can tell from a whole number."""
+    return int(number) + max(int(math.ulp(number)), 1)
+
+
+def _next_number(number: float) -> float:
+    """Return a bound a few floating-point numbers above a whole number."""
+    return number + _ULPS * math.ulp(number) if number else _TINY
 
 
 def _check_size(schema: Mapping[str, Any]) -> None:

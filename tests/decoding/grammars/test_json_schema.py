@@ -62,6 +62,34 @@ def test_numbers_keep_to_their_bounds(
         assert (above and below) or not matches(grammar, text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bound", "least"),
+    [
+        ("integer", 0, 1),
+        ("integer", 2.5, 3),
+        ("integer", 2**51, 2**51 + 1),
+        (["integer", "null"], float(2**52), 2**52 + 1),
+        ("integer", 2**53 - 1, 2**53),
+        ("integer", 2**53, 2**53 + 2),  # to llguidance 2**53 + 1 is the same number
+        ("integer", 2**53 + 1, 2**53 + 4),
+        (["integer", "number"], 2, 3),
+    ],
+)
+def test_integers_begin_right_after_an_exclusive_bound(kind: str | list[str], bound: float, least: int) -> None:
+    above = {"type": kind, "exclusiveMinimum": bound}
+    below = {"type": kind, "exclusiveMaximum": -bound}
+    for schema, sign in ((above, ""), (below, "-")):
+        grammar = Grammar(Structure(kind="json", definition=json.dumps(schema)), tokenizer())
+        assert matches(grammar, f"{sign}{least}")
+        assert not matches(grammar, f"{sign}{int(bound)}")
+
+
+def test_both_kinds_of_numbers_keep_what_is_between() -> None:
+    definition = json.dumps({"type": ["integer", "number"], "exclusiveMinimum": 2})
+    grammar = Grammar(Structure(kind="json", definition=definition), tokenizer())
+    assert [matches(grammar, text) for text in ("2", "2.0", "2.25", "3")] == [False, False, True, True]
+
+
 def test_names_and_data_are_left_alone() -> None:
     schema = {
         "type": "object",
