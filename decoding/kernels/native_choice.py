@@ -13,11 +13,12 @@ def choose_tokens(
     native = library()
     assert native is not None
     rows, vocab_size = logits.shape
+    settings = settings.contiguous()  # has to live during the call
     tokens = torch.empty(rows, count, dtype=torch.int64)
     scores = torch.empty(rows, count)
     native.choose_tokens(
         logits.data_ptr(),
-        settings.contiguous().data_ptr(),
+        settings.data_ptr(),
         None if token_ids is None else token_ids.data_ptr(),
         rows,
         vocab_size,

@@ -1,11 +1,13 @@
 """The fused choice on CPUs gives the tokens and scores of the torch reference, to the bit."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from decoding.kernels import native_choice
 from decoding.kernels.native import library
 from decoding.kernels.native_choice import choose_tokens
 from decoding.sampling import sampler
@@ -147,3 +149,20 @@ def test_a_row_of_nan_gets_a_token() -> None:
     settings = torch.tensor([[0.0, 0, 1, 0, 1, 2], [1.0, 5, 0.9, 0.1, 1, 2]], dtype=torch.float64)
     tokens, _ = choose_tokens(torch.full((2, 100), torch.nan), settings, 1)
     assert ((tokens >= 0) & (tokens < 100)).all()
+
+
+def test_settings_live_during_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases, native = Cases(3), library()
+    assert native is not None
+    logits, settings = cases.logits(64, 100, "normal"), cases.settings(64)
+    taken: list[Tensor] = []
+
+    def choose(*arguments: Any) -> None:
+        taken.extend(torch.full_like(settings, torch.nan) for _ in range(8))  # overwrites memory that is free
+        native.choose_tokens(*arguments)
+
+    monkeypatch.setattr(native_choice, "library", lambda: SimpleNamespace(choose_tokens=choose))
+    expected = choose_tokens(logits, settings, 1)
+    scattered = settings.T.contiguous().T
+    for got, want in zip(choose_tokens(logits, scattered, 1), expected, strict=True):
+        assert torch.equal(got, want)
