@@ -4,6 +4,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from actors.model.lora.layers import LoraLayers
+from actors.model.native.activation import replace_activations
 from actors.model.native.gated_mlp import replace_mlps
 from actors.model.native.norm import replace_norms
 from actors.model.native.output_layer import replace_output_layer
@@ -30,4 +31,5 @@ def use_faster_parts(module: nn.Module, *, deterministic: bool = False, lora: Lo
         pack_linears(module, deterministic=deterministic, wrap=lora.wrap)
     replace_norms(module, deterministic=deterministic)
     replace_mlps(module)  # after their projections
+    replace_activations(module)  # of other layers
     replace_rotary(module)

@@ -13,7 +13,15 @@ _MATHS = (
     *("-fno-math-errno", "-ffinite-math-only", "-freciprocal-math"),
     *("--param", "avoid-fma-max-bits=0"),
 )
-_FUNCTIONS = "linear", "rms_norm", "rotate", "silu_gate", "add", "copy"  # each exists for both types of numbers
+_FUNCTIONS = (
+    "linear",
+    "rms_norm",
+    "rotate",
+    "silu_gate",
+    "activate",
+    "add",
+    "copy",
+)  # each exists for both types of numbers
 _TYPES = "float32", "bfloat16"
 
 

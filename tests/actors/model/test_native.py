@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import nn
 from transformers import GemmaConfig, GlmConfig, LlamaConfig
+from transformers.activations import ACT2FN
 from transformers.models.gemma import modeling_gemma
 from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from actors.model.native.activation import NativeActivation, replace_activations
 from actors.model.native.gated_mlp import GatedMLP, replace_mlps
 from actors.model.native.library import library
 from actors.model.native.norm import NativeRMSNorm, replace_norms
@@ -98,6 +100,35 @@ def test_gated_layers_are_replaced_where_they_compute_the_same(dtype: torch.dtyp
     replace_mlps(model)
     assert [type(layer) for layer in model.values()] == [GatedMLP, LlamaMLP]
     torch.testing.assert_close(model["silu"](x.clone()), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "quick_gelu"])
+def test_an_activation_gives_a_token_the_same_bits_in_every_batch(act: str, dtype: torch.dtype, threads: int) -> None:
+    """torch's own differ with three threads, which begin amid rows of this size."""
+    before = torch.get_num_threads()
+    model = nn.ModuleList([ACT2FN[act], nn.Linear(1, 1), nn.MultiheadAttention(8, 1)])
+    replace_activations(model)
+    assert isinstance(model[0], NativeActivation)
+    assert type(model[2]) is nn.MultiheadAttention
+    both = (3 * torch.randn(40, 2 * 10240, generator=torch.Generator().manual_seed(1))).to(dtype)
+    x, _ = both.chunk(2, dim=-1)
+    expected = ACT2FN[act](x.double()).to(dtype)
+    torch.set_num_threads(threads)
+    try:
+        single = torch.cat([model[0](row) for row in x.split(1)])
+        for count in (4, 5, 8, 20, 40):
+            assert torch.equal(torch.cat([model[0](rows) for rows in x.split(count)]), single)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(single, expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=2e-6)
+
+
+def test_other_activations_are_left_alone() -> None:
+    model = nn.ModuleList([ACT2FN["relu2"], ACT2FN["mish"], nn.Softplus(), nn.Linear(1, 1)])
+    replace_activations(model)
+    assert not any(isinstance(layer, NativeActivation) for layer in model)
 
 
 class Limited(LlamaMLP):

@@ -2,8 +2,6 @@
 
 #include "numbers.h"
 
-#include <cmath>
-
 namespace {
 
 constexpr int64_t few = 1 << 14;  // elements that one thread does faster than several
@@ -22,9 +20,9 @@ void silu_gate(const Call& call) {
         const T *gates = static_cast<const T*>(call.both) + 2 * row * size, *passed = gates + size;
         T* to = static_cast<T*>(call.output) + row * size;
         for (int64_t i = 0; i < size; ++i) {
-            const float gate = load(gates[i]), small = exponential(-std::fabs(gate));
-            const float open = gate / (1 + small) * (gate < 0 ? small : 1.0f);
-            store(rounded<T>(open) * load(passed[i]), to + i);  // rounded before the product, as in transformers
+            const float gate = load(gates[i]);
+            // rounded before the product, as in transformers
+            store(rounded<T>(gated(gate, gate)) * load(passed[i]), to + i);
         }
     }
 }

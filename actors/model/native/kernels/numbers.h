@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -50,4 +51,10 @@ inline float exponential(float x) {
     float power;
     std::memcpy(&power, &bits, sizeof power);
     return power * sum;
+}
+
+// x times the logistic function of `gate`.
+inline float gated(float x, float gate) {
+    const float small = exponential(-std::fabs(gate));
+    return x / (1 + small) * (gate < 0 ? small : 1.0f);
 }
