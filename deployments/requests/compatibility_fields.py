@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from deployments.requests.fields import Items, at_most, only, without_effect
-from deployments.validation.strict import StrictModel
+from deployments.validation.strict import StrictModel, Text
 
 _NEWER = "send tools and tool_choice"
 _MOST_METADATA = 64  # entries; OpenAI takes 16
@@ -14,8 +14,8 @@ _MOST_METADATA = 64  # entries; OpenAI takes 16
 class CompatibilityFields(StrictModel):
     """Fields without effect in completions and chat."""
 
-    user: str | None = Field(None, description="Accepted for compatibility, and not used.")
-    metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = Field(None, description="The same.")
+    user: Text | None = Field(None, description="Accepted for compatibility, and not used.")
+    metadata: Annotated[dict[Text, Text], at_most(_MOST_METADATA)] | None = Field(None, description="The same.")
     safety_identifier: str | None = Field(None, description="The same.")
     prompt_cache_key: str | None = Field(None, description="The same.")
     service_tier: str | None = Field(None, description="The same.")

@@ -1,5 +1,6 @@
 """Types of request fields and their checks. Knows nothing of tokenizers."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,11 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check, json_schema_input_type=Any)
 
 
+def _without_surrogates_inside(value: dict[str, Any]) -> dict[str, Any]:
+    without_surrogates(json.dumps(value, ensure_ascii=False))
+    return value
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -116,6 +122,7 @@ def _is_token(value: object) -> bool:
 _Item = TypeVar("_Item")
 Items = Annotated[list[_Item], Field(fail_fast=True)]  # stop at the first wrong item: there may be very many
 
+JsonObject = Annotated[dict[str, Any], AfterValidator(_without_surrogates_inside)]
 Limit = Annotated[int, Field(le=_MAX_INT)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
 TokenIds = Annotated[Items[TokenId], Field(max_length=_MAX_TOKEN_IDS)]

@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
-from deployments.requests.fields import Items
+from deployments.requests.fields import Items, JsonObject
 from deployments.validation.strict import StrictModel, Text
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -23,7 +23,7 @@ class FunctionDefinition(StrictModel):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: Text | None = None
-    parameters: dict[str, Any] | None = None  # a JSON schema
+    parameters: JsonObject | None = None  # a JSON schema
     strict: bool | None = None  # forced calls always follow the schema
 
     @property

@@ -113,6 +113,8 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"store": True, "strict": True}, "store"),
     ({"metadata": 5}, "metadata"),
+    ({"metadata": {"a": "\ud800"}}, "metadata.a"),
+    ({"user": "\ud800"}, "user"),
     ({"stream": "yes"}, "stream"),
     ({"stream": True, "stream_options": {"include_usag": True}, "strict": True}, "stream_options.include_usag"),
     ({"stream": True, "stream_options": []}, "stream_options"),

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
 from deployments.requests.anthropic.blocks import AnthropicMessage, Texts, chat_messages
-from deployments.requests.fields import Items, StopStrings, without_effect
+from deployments.requests.fields import Items, JsonObject, StopStrings, without_effect
 from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.message import Message
 from deployments.requests.structure_fields import structure_of
@@ -26,7 +26,7 @@ class AnthropicTool(StrictModel):
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: Text | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     cache_control: Any = None
 
     @property

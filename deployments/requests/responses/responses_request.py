@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.sampling.params import Structure
-from deployments.requests.fields import Items, Limit, only, without_effect
+from deployments.requests.fields import Items, JsonObject, Limit, only, without_effect
 from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.message import Message
 from deployments.requests.responses.input_items import InputItem, conversation
@@ -26,9 +26,9 @@ class TextFormat(StrictModel):
     """`response_format` in the shape of this API."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    name: Text | None = None
+    description: Text | None = None
+    schema_: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
     @model_validator(mode="after")

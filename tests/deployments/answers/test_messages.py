@@ -217,13 +217,20 @@ def test_tokens_are_counted(http: TestClient) -> None:
             "invalid_request_error",
             "tools.0.type",
         ),
+        (
+            {"tools": [{"name": "f", "input_schema": {"title": "\ud800"}}]},
+            400,
+            "invalid_request_error",
+            "tools.0.input_schema",
+        ),
         ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "tool_choice"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice"),
         ({"strict": True, "surprise": 1}, 400, "invalid_request_error", "surprise"),
     ],
 )
 def test_errors_have_anthropics_form(http: TestClient, fields: Any, status: int, kind: str, param: str) -> None:
-    response = http.post("/v1/messages", json={**BODY, **fields})
+    body = json.dumps({**BODY, **fields})
+    response = http.post("/v1/messages", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == status, response.text
     error = response.json()
     assert error["type"] == "error"

@@ -1,5 +1,6 @@
 """/v1/responses by the official client, over a fake coordinator."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,6 +110,27 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
 def test_what_needs_more_is_refused(fake: TestClient, fields: dict[str, object], param: str) -> None:
     reply = fake.post("/v1/responses", json={"model": "consort", "input": "x", **fields})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"user": "\ud800"}, "user"),
+        ({"metadata": {"a": "\ud800"}}, "metadata.a"),
+        ({"tools": [{**FUNCTION, "parameters": {"a": ["\ud800"]}}]}, "tools.0.parameters"),
+        ({"text": {"format": {"type": "text", "name": "\ud800"}}}, "text.format.name"),
+        ({"text": {"format": {"type": "text", "description": "\ud800"}}}, "text.format.description"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"\ud800": 1}}}}, "text.format.schema"),
+    ],
+)
+def test_what_could_not_be_sent_back_is_refused(
+    fake: TestClient, coordinator: Any, fields: dict[str, object], param: str
+) -> None:
+    body = json.dumps({"model": "consort", "input": "x", **fields})
+    reply = fake.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+    assert "lone surrogates" in reply.json()["error"]["message"]
+    assert not coordinator.requests
 
 
 def test_a_schema_reaches_the_decoder(client: openai.OpenAI, coordinator: Any) -> None:
