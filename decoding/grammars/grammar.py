@@ -114,7 +114,7 @@ def _notation(structure: Structure) -> str:
                 return _choice_notation(structure)
             case "grammar":
                 return grammar_from("grammar", definition)
-    except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
+    except (ValueError, OverflowError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
         if isinstance(error, InvalidRequestError):
             raise
         raise structure_error(structure, str(error)) from error

@@ -13,16 +13,8 @@ _MATHS = (
     *("-fno-math-errno", "-ffinite-math-only", "-freciprocal-math"),
     *("--param", "avoid-fma-max-bits=0"),
 )
-_FUNCTIONS = (
-    "linear",
-    "rms_norm",
-    "rotate",
-    "silu_gate",
-    "activate",
-    "add",
-    "copy",
-)  # each exists for both types of numbers
-_TYPES = "float32", "bfloat16"
+_FUNCTIONS = "linear", "rms_norm", "rotate", "silu_gate", "activate", "add", "copy"
+_TYPES = "float32", "bfloat16"  # each function exists for both
 
 
 @functools.cache

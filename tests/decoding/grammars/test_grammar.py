@@ -47,6 +47,7 @@ def chain(link: Callable[[str], dict[str, Any]]) -> str:
         ("json", '{"type": "string", "pattern": "("}', "unclosed group"),
         ("json", '{"type": "integer", "minimum": 2.1, "maximum": 2.9}', "no integer"),
         ("json", '{"type": "object", "minProperties": 2}', "minProperties 2"),
+        ("json", '{"type": "integer", "exclusiveMinimum": 1%s}' % ("0" * 400), "too large"),
         ("json", '{"const": "\\ud800"}', "hex escape"),
         ("json", nested(200), "recursion"),
         ("json", nested(5_000), "recursion"),
