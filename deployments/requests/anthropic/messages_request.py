@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PlainValidator
+from pydantic import BaseModel, Field, PlainValidator, field_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
@@ -119,6 +119,14 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
     stop: StopStrings | None = Field(
         None, alias="stop_sequences", description="The answer ends right before any of these."
     )
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        """Drop entries without a value: clients send `user_id: null`."""
+        if not isinstance(value, dict):
+            return value
+        return {name: entry for name, entry in value.items() if entry is not None}
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
         return [

@@ -261,6 +261,12 @@ def test_what_agents_send_is_taken(http: TestClient) -> None:
     assert response.headers["X-Consort-Ignored-Fields"] == "context_management, budget_tokens, thinking"
 
 
+def test_a_user_id_may_be_null(http: TestClient) -> None:
+    send(http, metadata={"user_id": None})
+    response = http.post("/v1/messages", json={**BODY, "metadata": {"user_id": 5}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "metadata.user_id")
+
+
 def test_embeddings_are_refused_with_a_reason(http: TestClient) -> None:
     response = http.post("/v1/embeddings", json={"model": "consort", "input": "x"})
     assert response.status_code == 404
