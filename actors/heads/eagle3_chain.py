@@ -71,13 +71,11 @@ class Eagle3Chain:
         self._sizes = record_largest_first(self._sizes, lambda count: self._record(self._pack([], count), count))
 
     def can_run(self, starts: Sequence[DraftStart], length: int, ranks: int) -> bool:
-        """Whether there are graphs for such chains. ranks: how many alternatives to return."""
-        return (
-            len(starts) <= max(self._sizes, default=0)
-            and length <= self._length
-            and ranks == self._ranks
-            and not any(start.params.rejects for start in starts)
-        )
+        """Whether there are graphs for such chains, of texts that don't use rejection sampling.
+
+        ranks: how many alternatives to return.
+        """
+        return len(starts) <= max(self._sizes, default=0) and length <= self._length and ranks == self._ranks
 
     def run(self, starts: Sequence[DraftStart], length: int) -> list[list[DraftChoice]]:
         """Return each row's choices, position after position. The pages must be prepared for writing."""

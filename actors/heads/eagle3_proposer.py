@@ -5,6 +5,7 @@ column may be that of another next token: that can only cost acceptance.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from actors.heads.sampling import DraftStart, HeadSampler
 from actors.heads.spec import HeadsKind
 from actors.model.cuda_graphs import usual_tokens
 from actors.model.forward_input import RowInput
+from actors.model.graph_recorder import GraphRecorder
 from actors.model.hidden_states import HiddenStates
 from actors.model.native.replay import replay_native_run
 from actors.model.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
@@ -28,6 +30,12 @@ from decoding.sampling.transfer import tensor_on
 
 _LENGTH = 8  # tokens of a chain
 _TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
+
+
+class _Graphs(NamedTuple):
+    chain: Eagle3Chain
+    reader: Eagle3Reader
+    recorder: GraphRecorder
 
 
 class Eagle3Proposer:
@@ -51,13 +59,12 @@ class Eagle3Proposer:
         # after each text's last pair, [slots + 1, H]; the last slot is for padding
         shape = runner.cache.slots + 1, head.hidden_size
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
-        self._chain: Eagle3Chain | None = None  # on a GPU
-        self._reader: Eagle3Reader | None = None
-        self._recorder = runner.recorder and runner.recorder.sharing_pool()
-        if self._recorder is not None:
-            parts = head, self._output, self._recorder, self._states
-            self._reader = Eagle3Reader(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
-            self._chain = Eagle3Chain(*parts, length=_LENGTH, token_ids=self._token_ids)
+        self._graphs: _Graphs | None = None  # on a GPU
+        if runner.recorder is not None:
+            recorder = runner.recorder.sharing_pool()
+            parts = head, self._output, recorder, self._states
+            reader = Eagle3Reader(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
+            self._graphs = _Graphs(Eagle3Chain(*parts, length=_LENGTH, token_ids=self._token_ids), reader, recorder)
 
     def warm_up(self) -> None:
         """Do before the first draft what takes long: compile kernels, record graphs on a GPU, trace the head on a CPU.
@@ -66,12 +73,12 @@ class Eagle3Proposer:
         """
         sampler.warm_up(self._device, self._outputs, self._token_ids)
         self._use_trace()
-        if self._chain is not None and self._reader is not None and self._recorder is not None:
+        if self._graphs is not None:
             self._add_pages()
-            self._reader.warm_up()
-            self._chain.warm_up()
-            if self._recorder.error is not None:  # then padding would cost more than it gains
-                self._chain = self._reader = None
+            self._graphs.reader.warm_up()
+            self._graphs.chain.warm_up()
+            if self._graphs.recorder.error is not None:  # then padding would cost more than it gains
+                self._graphs = None
 
     @torch.inference_mode()
     def _add_pages(self) -> None:
@@ -111,8 +118,8 @@ class Eagle3Proposer:
         rows = [RowInput(reading.slot, reading.start, reading.following) for reading in readings]
         layers_rows = [row for reading in readings for row in reading.layers_rows]
         self._cache.flush()
-        if self._reader is not None and self._reader.can_run(len(layers_rows)):
-            self._reader.run(rows, layers_rows, hidden.layers)
+        if self._graphs is not None and self._graphs.reader.can_run(len(layers_rows)):
+            self._graphs.reader.run(rows, layers_rows, hidden.layers)
             return
         features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
@@ -126,8 +133,17 @@ class Eagle3Proposer:
         ranks = min(ranks, self._outputs)
         if length > 1:
             self._cache.prepare_writes((start.slot, start.length - 1, start.length + length - 2) for start in starts)
-        if self._chain is not None and self._chain.can_run(starts, length, ranks):
-            return self._chain.run(starts, length)
+        coupled = [start for start in starts if not start.params.rejects]
+        if self._graphs is None or not coupled or not self._graphs.chain.can_run(coupled, length, ranks):
+            return self._draft(starts, length, ranks)
+        chains = iter(self._graphs.chain.run(coupled, length))
+        drawn = iter(self._draft([start for start in starts if start.params.rejects], length, ranks))
+        return [next(drawn if start.params.rejects else chains) for start in starts]
+
+    def _draft(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
+        """Draft without graphs."""
+        if not starts:
+            return []
         chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
         rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
         _, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()

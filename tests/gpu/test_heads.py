@@ -28,7 +28,7 @@ def drafts(device: str, *, stride: int, recorded: bool = False) -> list[list[lis
         assert runner.recorder is not None
         assert runner.recorder.error is None
     else:
-        proposer._chain = proposer._reader = None
+        proposer._graphs = None
     return eagle3_drafts(proposer, runner)
 
 

@@ -1,6 +1,7 @@
 """Heads that know a little of what a target will write, made in a second."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -109,10 +110,15 @@ def save(folder: Path, tensors: dict[str, Tensor], name: str = "model.safetensor
 
 
 @torch.inference_mode()
-def eagle3_drafts(proposer: Eagle3Proposer, runner: Runner, rounds: int = 6) -> list[list[list[DraftChoice]]]:
-    """The choices of each round. Every second round adds a text; each round reads all."""
+def eagle3_drafts(
+    proposer: Eagle3Proposer, runner: Runner, *, rejecting: bool = False
+) -> list[list[list[DraftChoice]]]:
+    """The choices of each round. Every second round adds a text; each round reads all.
+
+    rejecting: the second text uses rejection sampling.
+    """
     choices = []
-    for number in range(rounds):
+    for number in range(6):
         texts = _TEXTS[: 1 + number // 2]
         runner.logits([RowInput(slot, 0, text[:-1]) for slot, text in enumerate(texts)])
         assert runner.hidden is not None
@@ -126,6 +132,8 @@ def eagle3_drafts(proposer: Eagle3Proposer, runner: Runner, rounds: int = 6) -> 
             DraftStart(slot, len(text), SamplingParams(max_tokens=9, temperature=slot, seed=slot))
             for slot, text in enumerate(texts)
         ]
+        if rejecting and len(starts) > 1:
+            starts[1] = starts[1]._replace(params=replace(starts[1].params, verification="rejection"))
         choices.append(proposer.propose(starts, 4, RANKS))
     return choices
 

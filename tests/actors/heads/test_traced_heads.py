@@ -1,6 +1,7 @@
 """A traced EAGLE-3 head drafts what the same head drafts through its own Python."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from actors.heads import eagle3_proposer
 from actors.heads.eagle3 import Eagle3Head
 from actors.heads.eagle3_proposer import Eagle3Proposer
+from actors.heads.sampling import DraftStart, HeadSampler
 from actors.model.faster_layers import use_faster_parts
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import Replay
@@ -28,7 +30,9 @@ def capture(run: Replay) -> Replay:
     return run
 
 
-def drafts(head: Eagle3Head, *, traced: bool = False, recorded: bool = False) -> list[list[list[DraftChoice]]]:
+def drafts(
+    head: Eagle3Head, *, traced: bool = False, recorded: bool = False, rejecting: bool = False
+) -> list[list[list[DraftChoice]]]:
     """Return the choices of several rounds."""
     runner = Runner(TARGET, slots=4, max_length=64, max_query=64)
     runner.keep_hidden_states(STATES)
@@ -40,7 +44,7 @@ def drafts(head: Eagle3Head, *, traced: bool = False, recorded: bool = False) ->
     if traced or recorded:
         proposer.warm_up()
         assert proposer._traced is not None
-    return eagle3_drafts(proposer, runner)
+    return eagle3_drafts(proposer, runner, rejecting=rejecting)
 
 
 def eagle3(*, narrow: bool) -> Eagle3Head:
@@ -78,6 +82,20 @@ def test_recorded_steps_draft_the_same(monkeypatch: pytest.MonkeyPatch, narrow: 
     for used_by_calls_only in ("HeadSampler", "tensor_on"):
         monkeypatch.delattr(eagle3_proposer, used_by_calls_only)
     assert drafts(head, recorded=True) == expected
+
+
+def test_texts_with_rejection_sampling_draft_beside_recorded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = eagle3(narrow=True)
+    expected = drafts(head, rejecting=True)
+    sampled: list[int] = []
+
+    def sampler(starts: Sequence[DraftStart], *given: Any) -> HeadSampler:
+        sampled.append(len(starts))
+        return HeadSampler(starts, *given)
+
+    monkeypatch.setattr(eagle3_proposer, "HeadSampler", sampler)
+    assert drafts(head, recorded=True, rejecting=True) == expected
+    assert sampled == [1, 1, 1, 1]  # of the rounds with two texts or three
 
 
 def test_a_head_that_fails_to_be_traced_runs_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
