@@ -177,6 +177,11 @@ class Admission:
         self._tickets[request.request_id] = ticket
         self._begin_next(ticket.target)
 
+    def begin_waiting(self) -> None:
+        """Begin the requests for which there is room by now. Call it in the event loop when slots may have come."""
+        for target in {ticket.target for ticket in self._tickets.values() if ticket.state == "waiting"}:
+            self._begin_next(target)
+
     def record_progress(self, request_id: int, committed: int) -> None:
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "running":

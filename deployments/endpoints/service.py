@@ -106,6 +106,14 @@ class Service:
         """Live replicas, each with its latest report."""
         return self._coordinator.reports()
 
+    def set_replicas(self, addresses: list[ReplicaAddress], answered: set[str]) -> None:
+        """Tell the coordinator of the replicas, and begin requests for which slots have come since the last call.
+
+        answered: names of those that have just passed a health check.
+        """
+        self._coordinator.set_replicas(addresses, answered)
+        self.admission.begin_waiting()
+
     def _count_slots(self, model: str) -> int:
         """KV slots of the model's live replicas that other coordinators leave to this one; at least an equal part."""
         reports = [report for address, report in self.replicas() if report is not None and address.model == model]

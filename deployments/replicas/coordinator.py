@@ -94,7 +94,7 @@ class CoordinatorIngress:
             for model, handle in handles.items()
         }
         self._asks += ask.values()
-        discovery = Discovery(ask, coordinator.set_replicas)
+        discovery = Discovery(ask, self._service.set_replicas)
         await discovery.poll_all()  # Serve sends requests as soon as this returns
         loads_adapters = [handle for model, handle in handles.items() if config.models[model].adapters_at_run_time]
         self._adapters = AdapterExchange(self._service.adapters, loads_adapters)

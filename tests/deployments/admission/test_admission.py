@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
+from actors.wire.addresses import ReplicaAddress
 from decoding.errors import DeadlineError, OverloadedError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission
@@ -14,7 +15,9 @@ from deployments.admission.limits import Limits, limits_of
 from deployments.admission.ticket import Sink
 from deployments.configuration.access.key_ring import ApiKey
 from deployments.configuration.config import TINY_CONFIG, load_config
+from deployments.endpoints.service import Service
 from deployments.scaling.options import ScalingConfig
+from tests.deployments.fake_coordinator import FakeCoordinator
 
 ENDPOINT = Endpoint("e", "target", None, 0, lambda ids: "")
 ALICE, BOB = ApiKey("alice"), ApiKey("bob")
@@ -217,6 +220,37 @@ def test_replicas_that_came_later_are_used_too() -> None:
         slots["target"] = 4
         admission.finish(0)
         assert backend.ids == [0, 1, 2, 3, 4, 5, 6]
+
+    in_loop(run())
+
+
+class Starting(FakeCoordinator):
+    """Has no slots until it hears of replicas, and answers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = 0
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        self.requests.append(request)
+
+    def set_replicas(self, addresses: list[ReplicaAddress], healthy: set[str]) -> None:
+        self.slots = 4
+
+
+def test_replicas_that_come_do_not_wait_for_an_answer_to_end() -> None:
+    async def run() -> None:
+        coordinator: Any = Starting()
+        service = Service({}, coordinator, limits=Limits(running={"target": 1}))
+        for number in range(8):
+            service.metrics.record_arrival(request(number), None)
+            service.admission.submit(request(number), nothing)
+        service.admission.cancel(2)
+        assert len(coordinator.requests) == 1
+        service.set_replicas([], set())
+        begun = [request.request_id for request in coordinator.requests]
+        assert begun == [0, 1, 3, 4, 5, 6]  # four slots, and two more
+        assert service.admission.counts() == ({"e": 1}, {"e": 6})
 
     in_loop(run())
 
