@@ -118,8 +118,18 @@ class Encoder:
             raise InvalidRequestError(reason, field="messages") from error
 
     def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; raises InvalidRequestError, naming the field, if it is far too long for the context."""
+        """Token ids of a text.
+
+        Raises:
+            InvalidRequestError: it is far too long for the context, or is no valid Unicode, which a chat template can
+                make of the arguments of calls.
+        """
         self._check_length(text, field)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            reason = f"{field}: should be valid Unicode, without lone surrogates."
+            raise InvalidRequestError(reason, field=field) from error
         return self._ids(text, add_special_tokens=add_special_tokens)
 
     def _check_length(self, text: str, field: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from deployments.requests.fields import Items
+from deployments.requests.fields import Items, JsonObject
 from deployments.requests.message import Message
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
@@ -50,7 +50,7 @@ class Block(StrictModel):
     text: Text | None = None
     id: Text | None = None
     name: Text | None = None
-    input: dict[str, Any] | None = None
+    input: JsonObject | None = None
     tool_use_id: Text | None = None
     content: Texts | None = None
     is_error: bool | None = None

@@ -186,3 +186,9 @@ def test_bad_words_are_spelt_at_the_beginning_and_after_a_space() -> None:
     assert tuple(encoder.text("import", "prompt", add_special_tokens=False)) in spellings
     assert tuple(encoder.text(" import", "prompt", add_special_tokens=False)) in spellings
     assert tuple(encoder.text("\n", "prompt", add_special_tokens=False)) in spellings
+
+
+def test_a_text_that_can_not_be_encoded_is_refused() -> None:
+    """A chat template can make one of a call's arguments, which are JSON in a string."""
+    with pytest.raises(InvalidRequestError, match="messages: should be valid Unicode"):
+        served().encoder.text("\ud83d", "messages", add_special_tokens=False)
