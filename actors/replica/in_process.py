@@ -4,6 +4,7 @@ For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -40,7 +41,7 @@ class Engine:
         """
         exchange = LocalExchange()
         link = wrap_link(exchange.join("coordinator"))
-        self.coordinator = Coordinator(link, max_silence_s=math.inf)
+        self.coordinator = Coordinator(link, max_requests=sys.maxsize, max_silence_s=math.inf)
         self.loops: dict[str, Loop] = {}
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():

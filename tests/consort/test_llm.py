@@ -85,6 +85,12 @@ def test_parameters_are_the_servers(llm: LLM) -> None:
     assert "return" not in short.text
 
 
+@pytest.mark.parametrize(("prompts", "n"), [(300, 1), (100, 3)])
+def test_a_batch_may_be_larger_than_what_a_server_takes(llm: LLM, prompts: int, n: int) -> None:
+    answers = llm.generate(["x"] * prompts, SamplingParams(max_tokens=1, n=n))
+    assert [len(answer.choices) for answer in answers] == [n] * prompts
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
