@@ -44,7 +44,7 @@ class _Call:
     def add(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
         """Add a delta of the request with that index; yield chunks, if the answer is streamed."""
         for offset, answer in enumerate((delta, *delta.others)):
-            for line in self._writer.add(index + offset, answer).splitlines():
+            for line in self._writer.add(index + offset, answer).split("\n"):  # `splitlines` splits at U+2028, too
                 if line.startswith(_EVENT):
                     yield json.loads(line.removeprefix("data: "))
 

@@ -91,6 +91,13 @@ def test_a_batch_may_be_larger_than_what_a_server_takes(llm: LLM, prompts: int, 
     assert [len(answer.choices) for answer in answers] == [n] * prompts
 
 
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b"])
+def test_streams_keep_line_separators(llm: LLM, text: str) -> None:
+    params = SamplingParams(max_tokens=16, structured_outputs={"choice": [text]})
+    assert "".join(piece.text for piece in llm.stream("x = ", params)) == text
+    assert "".join(piece.text for piece in llm.stream_chat(QUESTION, params)) == text
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
