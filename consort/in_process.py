@@ -25,6 +25,7 @@ from deployments.answers.completion_writers import AnswerWriter, ChatWriter, Com
 from deployments.answers.identity import AnswerIdentity
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.loading import load_endpoints
+from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.validation.strict import problem_of
 
@@ -64,6 +65,7 @@ class InProcessEndpoint:
         """
         config = _only(config, name)
         self._served = load_endpoints(config)[name]
+        self._templates = PromptTemplates(config.templates)
         self._preparing = threading.Lock()  # tokenizers work for one thread at a time
         loaded = {model: _loaded(_replica_spec(model, role, config)) for model, role in config.roles().items()}
         self._engine = Engine(
@@ -111,6 +113,10 @@ class InProcessEndpoint:
     def _prepare(self, body: CompletionRequest | ChatRequest) -> tuple[list[Request], AnswerIdentity]:
         if not self._is_open:
             raise UnavailableError("this model was closed")
+        if body.prompt_compression is not None:
+            reason = "only a server compresses prompts; start `consort serve` and ask it with `Client`"
+            raise InvalidRequestError(f"prompt_compression: {reason}.", field="prompt_compression")
+        self._templates.fill(body)
         seed = body.seed_or_new()
         with self._preparing:
             requests = self._served.prepare(body, seed=seed)

@@ -1,9 +1,11 @@
 """`LLM` writes what transformers writes and what a server would, with a drafter or without, alone or in a batch."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +100,21 @@ def test_streams_keep_line_separators(llm: LLM, text: str) -> None:
     assert "".join(piece.text for piece in llm.stream_chat(QUESTION, params)) == text
 
 
+def test_templates_of_a_configuration(tmp_path: Path) -> None:
+    config = {
+        "models": {"target": {"path": str(TARGET), "threads": 1, "max_length": 256}},
+        "endpoints": {"consort": {"target": "target"}},
+        "templates": {"adds": "Write a function that adds {{ what }}."},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))
+    with LLM.from_config(path) as llm:
+        answer = llm.chat([], SAMPLED, template="adds", variables={"what": "two numbers"})
+        assert answer.text == llm.chat(QUESTION, SAMPLED).text
+        with pytest.raises(InvalidRequestError, match=r"^template: there is no template 'add'; did you mean 'adds'"):
+            llm.chat(QUESTION, template="add", variables={})
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
@@ -122,6 +139,8 @@ def test_other_mistakes(llm: LLM) -> None:
         list(llm.stream(PROMPTS[0], SamplingParams(n=2)))
     with pytest.raises(InvalidRequestError, match="chat_template_kwarg"):
         llm.chat(QUESTION, chat_template_kwarg={})
+    with pytest.raises(InvalidRequestError, match=r"^prompt_compression: .*`consort serve`"):
+        llm.chat(QUESTION, prompt_compression={"rate": 0.5})
 
 
 def test_wrong_models_are_refused() -> None:
