@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from deployments.planning.demand import ModelSize
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int8": 1.0}  # of a weight, scales included
-_KEPT = ("embed", "lm_head", "wte", "wpe")  # in the names of matrices that are not quantised
+_KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
@@ -64,18 +65,36 @@ def _size_of_folder(folder: Path, model: ModelConfig, weights_bytes: int | None)
     stored = sum(size for _, (_, size) in tensors) or weights_bytes
     if not stored:
         return None
-    count = sum(math.prod(shape) for _, (shape, _) in tensors)
     quantized_before = "quantization_config" in config
-    item = _ITEM_BYTES.get(model.dtype) or (stored / count if count else 2)
-    needed = float(stored) if quantized_before or not count else count * item
+    shapes = [(name, shape) for name, (shape, _) in tensors]
+    count = sum(math.prod(shape) for _, shape in shapes)
+    stored_item = stored / count if count else _ITEM_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
+    total = count or stored / stored_item  # an estimate where only the bytes are known
+    item = _ITEM_BYTES.get(model.dtype, stored_item)
+    needed = float(stored) if quantized_before else total * item
     if model.quantization is not None and not quantized_before:
-        matrices = [(name, shape) for name, (shape, _) in tensors if len(shape) == 2]
-        linear = sum(math.prod(shape) for name, shape in matrices if not any(part in name for part in _KEPT))
+        linear = _linear_numbers(shapes) if count else _estimated_linear_numbers(total, config)
         needed -= linear * (item - _QUANTIZED_BYTES[model.quantization])
     kv_item = _ITEM_BYTES.get(model.kv_dtype) or (2 if quantized_before else min(math.ceil(item), 4))
     numbers = _kv_numbers(config)
     kv_bytes = None if numbers is None else numbers * kv_item
     return ModelSize(weights_bytes=int(needed), kv_bytes=kv_bytes, positions=_positions(config))
+
+
+def _linear_numbers(shapes: Iterable[tuple[str, Sequence[int]]]) -> int:
+    """Return how many numbers are the weights that quantisation takes. shapes: of all tensors, with their names."""
+    return sum(math.prod(shape) for name, shape in shapes if len(shape) == 2 and not _KEPT.search(name))
+
+
+def _estimated_linear_numbers(total: float, config: Mapping[str, Any]) -> float:
+    """Estimate `_linear_numbers` from the number of all weights: all but embeddings, or none of a model with experts.
+
+    An output layer is taken to have weights of its own unless the configuration says otherwise.
+    """
+    if any("experts" in key and value for key, value in config.items()):
+        return 0
+    embedding = (_first(config, "vocab_size") or 0) * (_first(config, "hidden_size", "n_embd") or 0)
+    return max(total - embedding * (1 if config.get("tie_word_embeddings") else 2), 0)
 
 
 def _kv_numbers(config: Mapping[str, Any]) -> int | None:
@@ -130,8 +149,12 @@ def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize | None:
         "head_dim": fields.get("attention.key_length"),
     }
     numbers = _kv_numbers(config)
+    needed = float(sum(int(tensor.n_elements) for tensor in reader.tensors) * item)
+    if model.quantization is not None:
+        linear = _linear_numbers((tensor.name, tensor.shape.tolist()) for tensor in reader.tensors)
+        needed -= linear * (item - _QUANTIZED_BYTES[model.quantization])
     return ModelSize(
-        weights_bytes=sum(int(tensor.n_elements) for tensor in reader.tensors) * item,
+        weights_bytes=int(needed),
         kv_bytes=None if numbers is None else numbers * (_ITEM_BYTES.get(model.kv_dtype) or item),
         positions=_first(fields, "context_length"),
     )

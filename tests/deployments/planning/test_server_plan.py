@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
+import torch
 
+from actors.loading.quantization import Quantization, weight_bytes
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.model import ROOT, ModelConfig
@@ -14,6 +18,7 @@ from deployments.planning.model_server import ModelServer
 from deployments.planning.model_size import size_of
 from deployments.planning.plan import GIB
 from deployments.planning.server_plan import give_cluster_gpus, plan_server, planned
+from tests.support.models import tiny_model
 
 TARGET, DRAFTER = str(ROOT / "models" / "target"), str(ROOT / "models" / "drafter")
 LAPTOP = Machine((), 2, 8 * GIB)
@@ -105,6 +110,53 @@ def test_headers_that_say_little(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
         size_of(ModelConfig(path="x"), str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_quantised_model_keeps_its_experts(family: str, kind: Quantization, tmp_path: Path) -> None:
+    model = tiny_model(family, hidden_size=128, intermediate_size=256, head_dim=32)
+    model.save_pretrained(tmp_path)
+    size = size_of(ModelConfig(path="x", quantization=kind), str(tmp_path))
+    assert size is not None
+    assert size.weights_bytes == pytest.approx(weight_bytes(model, torch.float32, kind, torch.device("cpu")), rel=0.01)
+
+
+def test_a_model_of_known_bytes_only_is_planned_as_it_will_be_loaded(tmp_path: Path) -> None:
+    header: dict[str, Any] = {"dtype": "bfloat16", "vocab_size": 100, "hidden_size": 1000}  # embeddings: 200,000
+
+    def weights(**keys: Any) -> int:
+        (tmp_path / "config.json").write_text(json.dumps(header), encoding="utf-8")
+        size = size_of(ModelConfig(path="x", **keys), str(tmp_path), weights_bytes=2_000_000)
+        assert size is not None
+        return size.weights_bytes
+
+    assert [weights(dtype=dtype) for dtype in ("auto", "float32")] == [2_000_000, 4_000_000]
+    assert [weights(quantization=kind) for kind in ("nf4", "int8")] == [824_000, 1_200_000]
+    header["tie_word_embeddings"] = True
+    assert weights(quantization="int8") == 1_100_000
+    header["num_local_experts"] = 8
+    assert weights(quantization="nf4") == 2_000_000
+    header["quantization_config"] = {}
+    assert weights(dtype="float32") == 2_000_000
+
+
+def test_a_gguf_file_is_planned_as_it_will_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    linear = {"blk.0.attn_output.weight": (64, 64)}
+    kept = {"token_embd.weight": (99, 64), "output.weight": (99, 64), "blk.0.ffn_up_exps.weight": (2, 32, 64)}
+    for name, shape in {**linear, **kept}.items():
+        writer.add_tensor(name, np.zeros(shape, dtype=np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    full, small = (size_of(ModelConfig(path="x", quantization=kind), str(file)) for kind in (None, "int8"))
+    assert full is not None
+    assert small is not None
+    assert full.weights_bytes - small.weights_bytes == 64 * 64
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
