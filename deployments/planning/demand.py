@@ -34,6 +34,7 @@ class Demand:
     prefill_chunk: int = 256
     caches: int = 1
     tensor_parallel: int = 1
+    devices: int = 1  # of each process, over which its layers are spread
     replicas: int = 1
 
     @property
@@ -41,15 +42,20 @@ class Demand:
         return self.replicas * self.tensor_parallel
 
     @property
+    def parts(self) -> int:
+        """Devices that share the weights of a replica."""
+        return self.tensor_parallel * self.devices
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes on each device; 0 if unknown."""
-        return 0 if self.size is None else self.size.weights_bytes // self.tensor_parallel
+        return 0 if self.size is None else self.size.weights_bytes // self.parts
 
     @property
     def kv_bytes(self) -> int | None:
         """Bytes of a token on each device."""
         size = self.size
-        return None if size is None or size.kv_bytes is None else size.kv_bytes * self.caches // self.tensor_parallel
+        return None if size is None or size.kv_bytes is None else size.kv_bytes * self.caches // self.parts
 
     @property
     def longest(self) -> int | None:

@@ -114,10 +114,11 @@ def _check_fits(demand: Demand, colocated: Sequence[Demand], device: DeviceShare
     room, needed = int(device.free_bytes * USABLE), _weight_bytes(demand, colocated)
     if needed <= room:
         return
-    parts = 2 * demand.tensor_parallel
-    while needed * demand.tensor_parallel > room * parts and parts <= len(machine.gpus):
+    parts = 2 * demand.parts
+    while needed * demand.parts > room * parts and parts <= len(machine.gpus):
         parts *= 2
-    split = f", tensor_parallel: {parts}" if parts <= len(machine.gpus) else ""
+    key = "num_gpus" if demand.devices > 1 else "tensor_parallel"
+    split = f", {key}: {parts}" if parts <= len(machine.gpus) else ""
     raise ConfigError(
         f"models.{demand.name}: the weights need {needed / GIB:.2f} GiB, and "
         f"{'a share of a GPU' if device.shared else 'the GPU'} has room for {room / GIB:.2f} GiB; take a smaller "

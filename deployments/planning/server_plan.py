@@ -62,6 +62,7 @@ def demands_of(config: ServerConfig, may_colocate: Collection[str] = ()) -> list
             prefill_chunk=model.prefill_chunk,
             caches=2 if roles.get(name) == "both" else 1,
             tensor_parallel=model.tensor_parallel,
+            devices=max(int(model.num_gpus or 1), 1) if model.device == "balanced" else 1,
             replicas=model.replicas,
         )
 

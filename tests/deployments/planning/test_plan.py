@@ -125,6 +125,18 @@ def test_a_model_that_does_not_fit_names_what_would() -> None:
         plan_for(machine(0, memory_gib=8), TARGET)
 
 
+def test_a_model_that_is_spread_over_gpus_has_the_memory_of_all() -> None:
+    size = ModelSize(weights_bytes=100 * GIB, kv_bytes=2**19, positions=32768)
+    spread = Demand(name="target", size=size, num_gpus=2, devices=2, needs_gpu=True)
+    plan, models = plan_for(machine(2), spread)
+    target = models["target"]
+    assert (target.num_gpus, target.gpus, target.max_length, plan.notes) == (2, (0, 1), None, ())
+    assert target.weights_bytes == 50 * GIB
+    assert target.kv_tokens == (int(80 * GIB * 0.9) - 50 * GIB) // 2**18
+    with pytest.raises(ConfigError, match=r"need 50\.00 GiB, and the GPU has room for 36\.00 GiB.*, num_gpus: 4"):
+        plan_for(machine(4, gib=40), spread)
+
+
 def test_texts_are_shorter_where_memory_is_short() -> None:
     plan, models = plan_for(machine(1, gib=20), TARGET, DRAFTER)
     target, drafter = models["target"], models["drafter"]

@@ -17,7 +17,7 @@ from deployments.planning.machine import Gpu, Machine
 from deployments.planning.model_server import ModelServer
 from deployments.planning.model_size import size_of
 from deployments.planning.plan import GIB
-from deployments.planning.server_plan import give_cluster_gpus, plan_server, planned
+from deployments.planning.server_plan import demands_of, give_cluster_gpus, plan_server, planned
 from tests.support.models import tiny_model
 
 TARGET, DRAFTER = str(ROOT / "models" / "target"), str(ROOT / "models" / "drafter")
@@ -171,6 +171,12 @@ def test_a_plan_fills_what_a_file_leaves_open() -> None:
     assert (result["drafter"].num_gpus, result["drafter"].threads) == (0, 3)
     result = planned(served, plan_server(served, LAPTOP)).models
     assert (result["target"].num_gpus, result["target"].threads) == (0, 1)
+
+
+@pytest.mark.parametrize(("device", "devices"), [("balanced", 2), ("auto", 1)])
+def test_a_balanced_model_is_spread_over_the_gpus_of_its_replica(device: str, devices: int) -> None:
+    served = config(target={"path": TARGET, "device": device, "num_gpus": 2})
+    assert [demand.devices for demand in demands_of(served)] == [devices]
 
 
 def test_a_colocated_drafter_has_no_keys_for_replicas() -> None:
