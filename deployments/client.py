@@ -1,30 +1,69 @@
 """A small HTTP client for the commands: JSON requests, JSON or event-stream responses."""
 
 import json
+import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
-from decoding.errors import InvalidRequestError, UnavailableError
+from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 from deployments.validation.loopback import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"  # the default of `consort serve`
-_TIMEOUT_S = 120.0
-_CALLERS_FAULT = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
+_CONNECT_TIMEOUT_S = 10.0
+_GET_TIMEOUT_S = 120.0  # of silence; POST requests have none, as they may wait for long in the server's queue
+_CALLERS_FAULT = {
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+}
+_STREAMED = {"timeout_error": HTTPStatus.REQUEST_TIMEOUT, "rate_limit_error": HTTPStatus.TOO_MANY_REQUESTS}
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response's status and its JSON document."""
+    """A response's status and its JSON document. `retry_after_s`: seconds to wait before a retry, if it says so."""
 
     status: int
     document: Any
+    retry_after_s: int | None = None
+
+
+class _Connection(HTTPConnection):
+    """Gives up soon where nobody listens. `timeout` is for what comes after; None: wait for ever."""
+
+    def connect(self) -> None:
+        timeout_s, self.timeout = self.timeout, _CONNECT_TIMEOUT_S
+        super().connect()
+        self.sock.settimeout(timeout_s)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may be lost without a word
+
+
+class _TlsConnection(_Connection, HTTPSConnection):
+    """The same over TLS."""
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Connection, request)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._tls = tls
+
+    def https_open(self, request: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(partial(_TlsConnection, context=self._tls), request)
 
 
 class Client:
@@ -40,7 +79,7 @@ class Client:
         local: the server is on this machine, though its address is not of the loopback interface: ask no proxy.
         """
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=tls)]
+        handlers: list[urllib.request.BaseHandler] = [_HttpHandler(), _HttpsHandler(tls)]
         if local or is_loopback(urllib.parse.urlsplit(self.url).hostname or ""):
             handlers.append(urllib.request.ProxyHandler({}))  # http_proxy is for other machines
         self._opener = urllib.request.build_opener(*handlers)
@@ -48,11 +87,11 @@ class Client:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str) -> Reply:
-        """Send a GET request; raises UnavailableError without a JSON response."""
+        """Send a GET request; raises UnavailableError without a JSON response, or after 120 s of silence."""
         return self._request(path)
 
     def post(self, path: str, body: Mapping[str, object]) -> Reply:
-        """Send a POST request; raises what `get` raises."""
+        """Send a POST request; raises UnavailableError without a JSON response, however long that takes."""
         return self._request(path, body)
 
     def _request(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
@@ -60,8 +99,9 @@ class Client:
             with self._open(path, body) as response:
                 return Reply(response.status, json.load(response))
         except urllib.error.HTTPError as error:
-            with error:
-                return Reply(error.code, _error_document(error))
+            return _reply(error)
+        except TimeoutError as error:
+            raise UnavailableError(f"{self.url}{path}: the server has not answered in time") from error
         except (OSError, HTTPException, ValueError) as error:
             raise self._unreachable(error) from error
 
@@ -70,6 +110,7 @@ class Client:
 
         Raises:
             InvalidRequestError: the server refused the request; names the field, if the server did.
+            OverloadedError, DeadlineError: the server's queue is full, or the request took too long.
             UnavailableError: the server can't answer now, or there is none.
         """
         return self.checked(path, self.get(path))
@@ -77,15 +118,14 @@ class Client:
     def checked(self, path: str, reply: Reply) -> Any:
         """Return the reply's document; raises what `document` raises."""
         if reply.status != HTTPStatus.OK:
-            raise self._error(path, reply.status, reply.document)
+            raise self._error(path, reply)
         return reply.document
 
     def stream(self, path: str, body: Mapping[str, object]) -> Generator[Any, None, None]:
         """Yield the documents of a stream's events, up to [DONE]. Closing the iterator hangs up.
 
         Raises:
-            InvalidRequestError: the request was refused; names the field, if the server did.
-            UnavailableError: the server can't answer now, the stream broke off, or it contained an error.
+            ConsortError: as in `document`; UnavailableError also if the stream broke off or contained another error.
         """
         try:
             with self._open(path, {**body, "stream": True}) as response:
@@ -95,10 +135,9 @@ class Client:
                         continue  # a comment, an event's name, or the end of an event
                     if data.strip() == "[DONE]":
                         return
-                    yield self._checked(json.loads(data))
+                    yield self._checked(path, json.loads(data))
         except urllib.error.HTTPError as error:
-            with error:
-                raise self._error(path, error.code, _error_document(error)) from error
+            raise self._error(path, _reply(error)) from error
         except urllib.error.URLError as error:
             raise self._unreachable(error) from error
         except (OSError, HTTPException) as error:
@@ -109,26 +148,40 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers)
-        return self._opener.open(request, timeout=_TIMEOUT_S)
+        return self._opener.open(request, timeout=_GET_TIMEOUT_S if body is None else None)
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = getattr(reason, "strerror", None) or reason
         return UnavailableError(f"no Consort server answers at {self.url} ({reason}); `consort serve` starts one")
 
-    def _error(self, path: str, status: int, document: Any) -> InvalidRequestError | UnavailableError:
+    def _error(self, path: str, reply: Reply) -> ConsortError:
         """Return the error for a status other than 200, with the server's message."""
-        details = document.get("error") if isinstance(document, dict) else None
+        details = reply.document.get("error") if isinstance(reply.document, dict) else None
         details = details if isinstance(details, dict) else {}
-        message = details.get("message") or f"{self.url}{path}: HTTP {status}"
-        if status in _CALLERS_FAULT:
+        message = details.get("message") or f"{self.url}{path}: HTTP {reply.status}"
+        if reply.status in _CALLERS_FAULT:
             return InvalidRequestError(message, field=details.get("param"))
-        return UnavailableError(f"{self.url}: {message}")
+        message = f"{self.url}: {message}"
+        match reply.status:
+            case HTTPStatus.TOO_MANY_REQUESTS:
+                return OverloadedError(message, retry_after_s=reply.retry_after_s or 1)
+            case HTTPStatus.REQUEST_TIMEOUT:
+                return DeadlineError(message)
+            case _:
+                return UnavailableError(message, retry_after_s=reply.retry_after_s or 5)
 
-    def _checked(self, document: Any) -> Any:
+    def _checked(self, path: str, document: Any) -> Any:
         if "error" in document:
-            raise UnavailableError(f"{self.url}: {document['error']['message']}")
+            status = _STREAMED.get(document["error"].get("type"), HTTPStatus.SERVICE_UNAVAILABLE)
+            raise self._error(path, Reply(status, document))
         return document
+
+
+def _reply(error: urllib.error.HTTPError) -> Reply:
+    retry_after = error.headers.get("Retry-After", "")
+    with error:
+        return Reply(error.code, _error_document(error), int(retry_after) if retry_after.isdecimal() else None)
 
 
 def _error_document(error: urllib.error.HTTPError) -> Any:

@@ -1,12 +1,16 @@
 """The HTTP client against a scripted server."""
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from decoding.errors import UnavailableError
+from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
+from deployments import client as client_module
 from deployments.client import Client
 
 STREAMS = {
@@ -14,6 +18,11 @@ STREAMS = {
     "/broken": (200, 'data: {"a": 1}\n\n'),
     "/failed": (200, 'data: {"a": 1}\n\ndata: {"error": {"message": "gone"}}\n\n'),
     "/refused": (429, '{"error": {"message": "too many"}}'),
+    "/large": (413, '{"error": {"message": "too large"}}'),
+    "/late": (408, '{"error": {"message": "too late"}}'),
+    "/late-stream": (200, 'data: {"error": {"message": "too late", "type": "timeout_error"}}\n\n'),
+    "/slow": (200, 'data: {"a": 1}\n\ndata: [DONE]\n\n'),
+    "/slow-document": (200, "{}"),
     "/odd": (502, "<html>"),
 }
 
@@ -25,9 +34,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status, body = STREAMS[self.path]
+        if self.path.startswith("/slow"):
+            time.sleep(0.5)
         self.send_response(status)
+        self.send_header("Retry-After", "7")
         self.end_headers()
-        self.wfile.write(body.encode())
+        with suppress(ConnectionError):  # the client may have given up
+            self.wfile.write(body.encode())
 
     def log_message(self, *args: object) -> None:
         """Print nothing."""
@@ -48,17 +61,47 @@ def test_a_stream_ends_with_done(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
-    [("/broken", "broke off"), ("/failed", "gone"), ("/refused", "too many"), ("/odd", "HTTP 502")],
+    ("path", "error", "message"),
+    [
+        ("/broken", UnavailableError, "broke off"),
+        ("/failed", UnavailableError, "gone"),
+        ("/refused", OverloadedError, "too many"),
+        ("/large", InvalidRequestError, "too large"),
+        ("/late", DeadlineError, "too late"),
+        ("/late-stream", DeadlineError, "too late"),
+        ("/odd", UnavailableError, "HTTP 502"),
+    ],
 )
-def test_anything_else_is_an_error(client: Client, path: str, message: str) -> None:
-    with pytest.raises(UnavailableError, match=message):
+def test_anything_else_is_an_error(client: Client, path: str, error: type[ConsortError], message: str) -> None:
+    with pytest.raises(error, match=message):
         list(client.stream(path, {}))
+
+
+def test_answers_are_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client_module, "_GET_TIMEOUT_S", 0.2)
+    assert client.post("/slow-document", {}).document == {}
+    assert list(client.stream("/slow", {})) == [{"a": 1}]
+    with pytest.raises(UnavailableError, match="/slow-document: the server has not answered in time"):
+        client.get("/slow-document")
+
+
+def test_a_machine_that_does_not_answer_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_CONNECT_TIMEOUT_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        socket.create_connection(server.getsockname()),  # fills its queue
+        pytest.raises(UnavailableError, match=r"no Consort server answers .*timed out"),
+    ):
+        Client(f"127.0.0.1:{server.getsockname()[1]}").post("/good", {})
 
 
 def test_get_has_a_status_and_a_document(client: Client) -> None:
     reply = client.get("/refused")
     assert (reply.status, reply.document["error"]["message"]) == (429, "too many")
+    with pytest.raises(OverloadedError, match="too many") as refused:
+        client.checked("/refused", reply)
+    assert refused.value.retry_after_s == 7
     with pytest.raises(UnavailableError, match="no Consort server answers"):
         client.get("/good")
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from decoding.errors import UnavailableError
+from decoding.errors import DeadlineError, OverloadedError, UnavailableError
 from deployments.ui.commands.status import EndpointStatus, ReplicaStatus, Status, StatusReader
 
 _BAR_WIDTH = 10  # characters
@@ -52,7 +52,7 @@ def render(status: Status) -> RenderableType:
 def _current(reader: StatusReader) -> RenderableType:
     try:
         return render(reader.read())
-    except UnavailableError as error:
+    except (DeadlineError, OverloadedError, UnavailableError) as error:
         return Text(str(error), style="red")
 
 

@@ -44,7 +44,7 @@ class Generator:
         """Stream an answer and pass on its text as it comes. Ctrl-C hangs up, which also stops the server.
 
         Raises:
-            InvalidRequestError, UnavailableError: see `Client.stream`.
+            ConsortError: see `Client.stream`.
         """
         body = {**body, "stream_options": {"include_usage": True}}
         if self.has_sources:
