@@ -62,13 +62,13 @@ def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
             raise ConfigError(f"models.{demand.name}.device: needs a GPU, and there is none for it; set it to cpu")
     on_cpu = [demand for demand in own if devices[demand.name] == CPU]
     threads = _share_cores(machine.cores, on_cpu)
-    host_share = _host_share(machine, on_cpu, demands)
+    host_share, host_room = _host_share(machine, on_cpu, demands)
     models: dict[str, Assignment] = {}
     for demand in own:
         colocated = [other for other in demands if other.colocated_with == demand.name]
         device = devices[demand.name]
         _check_fits(demand, colocated, device, machine)
-        memory, room = _room(machine, demand, colocated, device, host_share)
+        memory, room = _room(demand, colocated, device, host_share, host_room)
         length = _fitting_length(demand, colocated, room, notes)
         models[demand.name] = Assignment(
             name=demand.name,
@@ -136,8 +136,8 @@ def _share_cores(cores: int, on_cpu: Sequence[Demand]) -> dict[str, int]:
     return {name: max(room * weight // total, 1) for name, weight in weights.items()}
 
 
-def _host_share(machine: Machine, on_cpu: Sequence[Demand], demands: Sequence[Demand]) -> float:
-    """Return the share of the memory free after loading that each process on the CPU has for keys and values."""
+def _host_share(machine: Machine, on_cpu: Sequence[Demand], demands: Sequence[Demand]) -> tuple[float, int]:
+    """Return the share of the memory free after loading that each CPU process has for its KV cache, and the bytes."""
     names = {demand.name for demand in on_cpu}
     loaded = [demand for demand in demands if demand.name in names or demand.colocated_with in names]
     needed = sum(demand.weights_bytes * demand.processes for demand in loaded)
@@ -147,11 +147,12 @@ def _host_share(machine: Machine, on_cpu: Sequence[Demand], demands: Sequence[De
             f"need {needed / GIB:.2f} GiB, and there is room for {machine.free_bytes * USABLE / GIB:.2f} GiB; take a "
             "smaller model, dtype: bfloat16 or quantization: nf4"
         )
-    return min(CPU_SHARE, _HOST_SHARE / max(sum(demand.processes for demand in on_cpu), 1))
+    share = min(CPU_SHARE, _HOST_SHARE / max(sum(demand.processes for demand in on_cpu), 1))
+    return share, int((machine.free_bytes - needed) * share)
 
 
 def _room(
-    machine: Machine, demand: Demand, colocated: Sequence[Demand], device: DeviceShare, host_share: float
+    demand: Demand, colocated: Sequence[Demand], device: DeviceShare, host_share: float, host_room: int
 ) -> tuple[int | None, int]:
     """Return `memory_bytes` and the bytes for keys and values, on each device of a replica."""
     weights = _weight_bytes(demand, colocated)
@@ -160,8 +161,7 @@ def _room(
     if device.free_bytes is not None:
         usable = int(device.free_bytes * USABLE)
         return usable if device.shared else None, max(usable - weights, 0)
-    room = int((machine.free_bytes - weights) * host_share)
-    return None if host_share == CPU_SHARE or demand.size is None else weights + room, max(room, 0)
+    return None if host_share == CPU_SHARE or demand.size is None else weights + host_room, host_room
 
 
 def _weight_bytes(demand: Demand, colocated: Iterable[Demand]) -> int:

@@ -158,6 +158,9 @@ def test_many_models_on_the_cpu_share_its_memory() -> None:
     assert sum(limit or 0 for limit in limits) < 44 * GIB * 0.6
     _, models = plan_for(machine(0), TARGET)
     assert models["target"].memory_bytes is None
+    large = [replace(MEMBER, name=f"m{index}", size=replace(LARGE, weights_bytes=18 * GIB)) for index in range(3)]
+    _, models = plan_for(machine(0, memory_gib=64), *large)
+    assert [model.memory_bytes for model in models.values()] == [18 * GIB + int(10 * GIB * 0.5 / 3)] * 3
 
 
 def test_unknown_sizes_are_planned_without_figures() -> None:
