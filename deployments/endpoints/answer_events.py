@@ -54,7 +54,7 @@ async def _deliberate(
     check: Callable[[], None],
 ) -> AsyncGenerator[EventBatch, None]:
     check()
-    deliberations = [Deliberation(request, models, strategy, run, service.ready_models) for request in requests]
+    deliberations = [Deliberation(request, models, strategy, run, service.servable_models) for request in requests]
     async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
         async for index, event in events:
             yield [(index, event)]

@@ -74,7 +74,7 @@ class ServedEndpoint:
         return {model: str(compatibility) for model, compatibility in self.through_text.items()}
 
     def is_ready(self, up: Collection[str]) -> bool:
-        """Whether enough members are up to answer. up: models with a live replica."""
+        """Whether enough members can answer. up: models with a live replica, or that get one when requests wait."""
         present = [name in up for name in self.config.models]
         leads = present[0] or self.strategy is not None
         return leads and self.endpoint.ensemble.has_quorum(present)

@@ -96,8 +96,8 @@ class ServerStatus(BaseModel):
 def server_status(service: Service, *, version: str, uptime_s: float) -> ServerStatus:
     """Build the current status."""
     waiting, running = service.admission.counts()
-    up = service.ready_models()
-    endpoints = [_endpoint(service, name, served, up) for name, served in service.endpoints.items()]
+    servable = service.servable_models()
+    endpoints = [_endpoint(service, name, served, servable) for name, served in service.endpoints.items()]
     return ServerStatus(
         status="ready" if any(endpoint.ready for endpoint in endpoints) else "loading",
         version=version,
@@ -115,7 +115,7 @@ def replica_loads(service: Service) -> list[ReplicaLoad]:
     return [_replica(address, report, role=roles[address.model]) for address, report in service.replicas()]
 
 
-def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str]) -> EndpointStatus:
+def _endpoint(service: Service, name: str, served: ServedEndpoint, servable: set[str]) -> EndpointStatus:
     endpoint, statistics = served.endpoint, asdict(service.metrics.statistics(name))
     prompt_tokens = service.metrics.prompt_tokens(name)
     totals = Totals(
@@ -129,7 +129,7 @@ def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str])
         name=name,
         target=endpoint.target,
         drafter=endpoint.drafter,
-        ready=served.is_ready(up),
+        ready=served.is_ready(servable),
         through_text=served.token_reports(),
         totals=totals,
     )

@@ -108,9 +108,9 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, dra
     @api.get("/v1/models")
     async def models(request: Request) -> ModelList:
         """Endpoints that `model` may name; below an endpoint's own base URL, only that endpoint."""
-        up, own = service.ready_models(), getattr(request.state, "endpoint", None)
+        servable, own = service.servable_models(), getattr(request.state, "endpoint", None)
         listed = [served for name, served in service.endpoints.items() if own in (None, name)]
-        return ModelList(data=[_card(served, created, up) for served in listed])
+        return ModelList(data=[_card(served, created, servable) for served in listed])
 
     @api.get("/v1/templates")
     async def templates() -> TemplateList:
@@ -120,10 +120,10 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, dra
     @api.get("/v1/models/{name:path}", responses={404: {"model": ErrorBody}})
     async def model(name: str) -> ModelCard:
         """One endpoint."""
-        return _card(service.endpoint(name), created, service.ready_models())
+        return _card(service.endpoint(name), created, service.servable_models())
 
 
-def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
+def _card(served: ServedEndpoint, created: int, servable: set[str]) -> ModelCard:
     endpoint = served.endpoint
     return ModelCard(
         id=endpoint.name,
@@ -142,7 +142,7 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
         context_length=served.context_length,
         max_model_len=served.context_length,
         through_text=served.token_reports(),
-        ready=served.is_ready(up),
+        ready=served.is_ready(servable),
     )
 
 
