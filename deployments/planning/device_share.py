@@ -26,10 +26,11 @@ CPU = DeviceShare((), 0, None)
 def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare]:
     """Give GPUs to the models that were told how many, to those that answer, and then to those that draft."""
     left = sorted(machine.gpus, key=lambda gpu: -gpu.free_bytes)
+    rests: dict[Gpu, float] = {}  # what is left of GPUs that were given away in part
     devices = dict.fromkeys((demand.name for demand in own), CPU)
     for demand in own:
         if demand.num_gpus:
-            devices[demand.name] = _requested(demand, demand.num_gpus, left)
+            devices[demand.name] = _requested(demand, demand.num_gpus, left, rests)
     unset = [demand for demand in own if demand.num_gpus is None]
     answering = [demand for demand in unset if demand.drafts_for is None]
     wanted = sum(demand.processes for demand in answering)
@@ -41,17 +42,33 @@ def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare
         if demand.processes <= len(left):
             taken, left[:] = left[: demand.processes], left[demand.processes :]
             devices[demand.name] = DeviceShare(_indices(taken), 1, _least(taken))
+        elif demand.processes == 1 and (rest := max(rests.values(), default=0)):
+            devices[demand.name] = _requested(demand, rest, left, rests)
     return devices
 
 
-def _requested(demand: Demand, amount: float, left: list[Gpu]) -> DeviceShare:
-    """Take what a configuration asks for from the GPUs that are left. Ray refuses what the machine does not have."""
-    count = min(max(int(amount * demand.processes), 1), len(left))
-    taken = left[:count]
-    if amount >= 1:
-        del left[:count]
-    free = _least(taken) if taken else None
-    return DeviceShare(_indices(taken), amount, None if free is None else int(free * min(amount, 1)))
+def _requested(demand: Demand, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> DeviceShare:
+    """Take an amount for each process from the GPUs that are left. Ray refuses what the machine does not have."""
+    if amount < 1:
+        taken = _take_parts(demand.processes, amount, left, rests)
+    else:
+        count = min(int(amount * demand.processes), len(left))
+        taken, left[:] = left[:count], left[count:]
+    free = int(_least(taken) * min(amount, 1)) if taken else None
+    return DeviceShare(_indices(taken), amount, free, shared=amount < 1)
+
+
+def _take_parts(processes: int, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> list[Gpu]:
+    """Take a part of a GPU for each process, from GPUs that were given away in part before whole ones."""
+    taken = []
+    for _ in range(processes):
+        if left and all(rest < amount for rest in rests.values()):
+            rests[left.pop(0)] = 1
+        gpu = next((gpu for gpu, rest in rests.items() if rest >= amount), None)
+        if gpu is not None:
+            rests[gpu] = round((rests[gpu] - amount) * _GPU_STEPS) / _GPU_STEPS
+            taken.append(gpu)
+    return list(dict.fromkeys(taken))
 
 
 def _share_each(answering: Sequence[Demand], left: Sequence[Gpu]) -> dict[str, DeviceShare]:

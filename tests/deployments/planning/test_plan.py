@@ -116,6 +116,21 @@ def test_numbers_of_gpus_that_were_configured_stay() -> None:
     assert (models["target"].threads, models["drafter"].threads) == (3, 1)
 
 
+@pytest.mark.parametrize("other", [SEPARATE, MEMBER])
+def test_models_get_what_is_left_of_a_gpu_that_was_configured_in_part(other: Demand) -> None:
+    part = replace(TARGET, num_gpus=0.7)
+    _, models = plan_for(machine(1), part, other)
+    target, second = models["target"], models[other.name]
+    assert [(model.num_gpus, model.gpus) for model in (target, second)] == [(0.7, (0,)), (0.3, (0,))]
+    assert [model.memory_bytes for model in (target, second)] == [int(int(80 * GIB * a) * 0.9) for a in (0.7, 0.3)]
+    plan, models = plan_for(machine(2), part, other)
+    assert (models[other.name].num_gpus, models[other.name].gpus, plan.gpus) == (1, (1,), (0, 1))
+    plan, models = plan_for(machine(2), replace(part, replicas=2), other, replace(SEPARATE, name="third"))
+    assert (models["target"].gpus, models[other.name].num_gpus, models["third"].num_gpus) == ((0, 1), 0.3, 0.3)
+    _, models = plan_for(machine(1), replace(TARGET, num_gpus=0.5, replicas=2), other)
+    assert models[other.name].num_gpus == 0
+
+
 def test_a_model_that_does_not_fit_names_what_would() -> None:
     with pytest.raises(ConfigError, match=r"need 16\.00 GiB, and the GPU has room for 9\.00 GiB.*tensor_parallel: 2"):
         plan_for(machine(2, gib=10), TARGET)
