@@ -99,6 +99,9 @@ def as_yaml(config: ServerConfig) -> str:
         document["models"][name]["num_gpus"] = model.num_gpus
         if model.colocated_with is not None:
             del document["models"][name]["num_gpus"]
+    for name, endpoint in config.endpoints.items():
+        if endpoint.kind in ("ensemble", "contrastive"):
+            del document["endpoints"][name]["target"]  # follows from its members
     document.get("http", {}).get("api_keys", {}).pop("environment", None)
     document = {key: value for key, value in document.items() if value}
     return yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=120)

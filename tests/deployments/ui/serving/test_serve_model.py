@@ -81,6 +81,12 @@ def test_a_printed_configuration_is_served_unchanged(tmp_path: Path, monkeypatch
     assert invoke("serve", "-", "--print-config", input=result.output).output == result.output
 
 
+def test_a_printed_ensemble_is_served_unchanged() -> None:
+    output = invoke("serve", str(ROOT / "deployments" / "ensemble.yaml"), "--print-config").output
+    assert {"ensemble", "contrastive"} <= yaml.safe_load(output)["endpoints"].keys()
+    assert invoke("serve", "-", "--print-config", input=output).output == output
+
+
 def test_without_an_argument_the_default_model_takes_options() -> None:
     document = printed("--max-length", "1024")
     assert list(document["models"]) == ["smollm2"]
