@@ -112,7 +112,8 @@ def distil(
     began_s = saved_s - progress.elapsed_s
     while (share := _share(progress, len(schedule), options.minutes)) < 1.0:
         batch = lessons.batch(schedule[progress.step]).to(trainer.accelerator.device)
-        sums.add(batch, trainer.step(batch, share))
+        if (result := trainer.step(batch, share)) is not None:
+            sums.add(batch, result)
         now_s = time.monotonic()
         progress.elapsed_s = now_s - began_s
         if now_s - sums.began_s >= options.report_every_s:
@@ -145,8 +146,8 @@ class _Trainer:
         if steps := self._saved_steps():
             self.accelerator.load_state(str(folder / f"step-{max(steps)}"))
 
-    def step(self, batch: Batch, share: float) -> "BatchResult":
-        """Train on a batch, at the learning rate for that share of the training.
+    def step(self, batch: Batch, share: float) -> "BatchResult | None":
+        """Train on a batch, at the learning rate for that share of the training. None: no draft starts in it.
 
         Raises:
             ConfigError: the loss is no number.
@@ -155,6 +156,9 @@ class _Trainer:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * _rate(share)
         result = batch_result(self._student, self._model, batch, self._options, share)
+        if result is None:
+            self.progress.step += 1
+            return None
         if not math.isfinite(result.loss.item()):
             raise ConfigError(
                 f"the loss is {result.loss.item()} after {self.progress.step} steps: lower --learning-rate"
@@ -198,12 +202,17 @@ class BatchResult:
 
 def batch_result(
     student: Student, module: nn.Module, batch: Batch, options: DistillationOptions, share: float
-) -> BatchResult:
-    """Compare a student with its teacher on a batch. Agreement and acceptance are those of a draft's first token."""
+) -> BatchResult | None:
+    """Compare a student with its teacher on a batch. Agreement and acceptance are those of a draft's first token.
+
+    Steps that all answers are too short for don't count. None: no draft starts in the batch.
+    """
     losses: list[Tensor] = []
     weights: list[float] = []
     measured: list[Tensor] = []
     for step, (starts, logits) in enumerate(student.drafts(module, batch, student.steps(share))):
+        if not len(starts):
+            continue
         rows = starts + step
         candidates, known = batch.candidates[rows], batch.known[rows]
         p = teacher_probabilities(batch.logprobs[rows], options.temperature) * known
@@ -214,7 +223,7 @@ def batch_result(
             with torch.no_grad():
                 agreement = ((logits.argmax(-1) == candidates[:, 0]) & known[:, 0]).float().mean()
                 measured = [agreement, acceptance(log_q, p).mean()]
-    return BatchResult(torch.stack(losses).sum() / sum(weights), *measured)
+    return BatchResult(torch.stack(losses).sum() / sum(weights), *measured) if losses else None
 
 
 def _share(progress: Progress, steps: int, minutes: float | None) -> float:

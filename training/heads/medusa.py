@@ -42,6 +42,8 @@ class MedusaStudent:
     def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Student`. No draft starts with an answer's first token: the target has run no token of the answer."""
         starts = [each[~batch.first[each]] for each in map(batch.starts, range(min(steps, self.heads.count)))]
+        if not len(starts[0]):
+            return  # no text has a second token, and the heads don't run on nothing
         assert batch.features is not None
         cells = batch.counted.flatten().nonzero()[starts[0], 0] - 1  # [n]
         logits = module(batch.features.flatten(0, 1)[cells])  # [K, n, W]

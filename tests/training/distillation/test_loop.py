@@ -126,6 +126,7 @@ def test_tokens_that_the_student_lacks_count_as_others(loss: LossName, expected:
         is_drawn=torch.tensor([[True, False, False]]),
     )
     result = batch_result(student, student.module, batch, replace(OPTIONS, loss=loss), 1.0)
+    assert result is not None
     assert result.loss.item() == pytest.approx(expected, abs=1e-6)
     assert result.acceptance.item() == pytest.approx(0.7)
     (gradient,) = torch.autograd.grad(result.loss, student.logits)

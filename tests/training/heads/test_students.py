@@ -12,6 +12,7 @@ from tests.training.heads.students import MadeUp, eagle3_student, lessons, medus
 from training.distillation.loop import DistillationOptions, distil
 from training.distillation.rates import held_out_rates
 from training.distillation.student import Student
+from training.texts import Chat
 
 OPTIONS = DistillationOptions(epochs=4, learning_rate=2e-2, device="cpu", bfloat16=False, save_every_s=0.0)
 RATES = {eagle3_student: 2e-2, medusa_student: 0.4}
@@ -38,6 +39,15 @@ def train(
     return student.module.state_dict()
 
 
+def shortened(chat: Chat, length: int) -> Chat:
+    return replace(
+        chat,
+        tokens=chat.tokens[:length],
+        candidates=chat.candidates[:length],
+        logprobs=chat.logprobs[:length],
+    )
+
+
 @KINDS
 def test_drafts_start_after_an_answers_first_token_and_end_with_it(new: Callable[[], Student]) -> None:
     student = new()
@@ -47,6 +57,21 @@ def test_drafts_start_after_an_answers_first_token_and_end_with_it(new: Callable
         first, second = (list(range(1, length - step)) for length in lengths)
         assert starts.tolist() == [*first, *(lengths[0] + start for start in second)]
         assert logits.shape == (len(starts), student.vocabulary.drafted)
+
+
+@KINDS
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_answers_may_be_shorter_than_drafts(new: Callable[[], Student], length: int, tmp_path: Path) -> None:
+    """Drafts of three tokens start after an answer's first token, so none starts in an answer of one."""
+    student = new()
+    before = {name: weight.clone() for name, weight in student.module.state_dict().items()}
+    chats = [shortened(chat, length) for chat in make_chats(24)]
+    distil(student, lessons(chats), OPTIONS, tmp_path, report=print)
+    after = student.module.state_dict()
+    assert all(weight.isfinite().all() for weight in after.values())
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items()) == (length == 1)
+    features = [MadeUp(chat) for chat in chats]
+    assert not held_out_rates(student, chats, tokens=64, longest=64, features=features)
 
 
 @KINDS
