@@ -1,7 +1,7 @@
 """`consort chat`: read messages and commands and stream answers until the user leaves."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.box import SIMPLE
@@ -12,7 +12,7 @@ from rich.text import Text
 from decoding.errors import ConsortError, InvalidRequestError
 from deployments.client import Client
 from deployments.ui.console.comparison import compare
-from deployments.ui.console.conversation import Conversation, choose_model
+from deployments.ui.console.conversation import Conversation, Turn, choose_model
 from deployments.ui.console.generation import CHAT, Generator
 from deployments.ui.console.keyboard import without_echo
 from deployments.ui.console.parameters import as_written
@@ -117,9 +117,10 @@ class Chat:
         shown = (f"{name} {as_written(value)}" for name, value in values.items())
         return " · ".join([self.conversation.model, *shown, "/help"])
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str, turns: Sequence[Turn] | None = None) -> None:
+        """Send a message after the turns, and keep all that if there is an answer. turns: None for all."""
         printer = self._printer
-        body = self.conversation.request(message)
+        body = self.conversation.request(message, turns)
         printer.wait()
         try:
             generation = self._generator.run(CHAT, body, printer.write)
@@ -127,6 +128,8 @@ class Chat:
             printer.end_line()
         self._last_seed = self._last_seed if generation.seed is None else generation.seed
         if generation.text or not generation.stopped:
+            if turns is not None:
+                self.conversation.turns = list(turns)
             self.conversation.add(message, generation.text)
         if self._console.is_terminal:
             self._console.print(summary(generation, colours=printer.colours))
@@ -140,10 +143,10 @@ class Chat:
         compare(self._generator, CHAT, self.conversation.request(message, turns), self._console, self._printer)
 
     def _retry(self, _: str) -> None:
-        message = self.conversation.drop_last_message()
+        message = self.conversation.last_message
         if message is None:
             raise InvalidRequestError("/retry: there is no last message")
-        self._send(message)
+        self._send(message, self.conversation.before_last_message())
 
     def _help(self, _: str) -> None:
         table = Table.grid(padding=(0, 2))

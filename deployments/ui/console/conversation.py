@@ -26,14 +26,6 @@ class Conversation:
         """The user's last message, or None."""
         return next((turn["content"] for turn in reversed(self.turns) if turn["role"] == "user"), None)
 
-    def drop_last_message(self) -> str | None:
-        """Remove the user's last message with its answer, and return it; None if there is none."""
-        message = self.last_message
-        if message is not None:
-            while self.turns.pop()["role"] != "user":
-                pass
-        return message
-
     def before_last_message(self) -> list[Turn]:
         """Return the turns before the user's last message."""
         last = max((i for i, turn in enumerate(self.turns) if turn["role"] == "user"), default=0)

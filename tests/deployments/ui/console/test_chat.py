@@ -77,6 +77,14 @@ def test_clear_retry_and_system_off(server: FakeServer, terminal: Console) -> No
     assert len(server.bodies) == 3
 
 
+def test_a_retry_that_fails_changes_nothing(server: FakeServer, terminal: Console) -> None:
+    failed = talk(server, terminal, "one", "two", "/temperature 9", "/retry", "/retry")
+    assert [turn["content"] for turn in failed.conversation.turns if turn["role"] == "user"] == ["one", "two"]
+    retried = talk(server, terminal, "one", "two", "/temperature 9", "/retry", "/temperature 1", "/retry")
+    assert retried.conversation.turns == failed.conversation.turns
+    assert [message["content"] for message in server.bodies[-1]["messages"]] == ["one", "Once upon a time", "two"]
+
+
 def test_models_are_listed_and_chosen(server: FakeServer, terminal: Console) -> None:
     chat = talk(server, terminal, "/model", "/model sol", "/model solo", "hi")
     assert "did you mean 'solo'" in shown(terminal)
@@ -164,12 +172,13 @@ def test_the_first_model_that_is_ready_is_chosen() -> None:
         choose_model(CARDS, "consrt")
 
 
-def test_the_last_message_can_be_taken_back() -> None:
+def test_the_last_message() -> None:
     conversation = Conversation("m")
-    assert conversation.drop_last_message() is None
+    assert (conversation.last_message, conversation.before_last_message()) == (None, [])
     conversation.add("a", "b")
+    turns = list(conversation.turns)
     conversation.add("c", "d")
-    assert (conversation.drop_last_message(), conversation.last_message) == ("c", "a")
+    assert (conversation.last_message, conversation.before_last_message()) == ("c", turns)
     with pytest.raises(InvalidRequestError):
         conversation.parameters.set("nonsense", "1")
 
