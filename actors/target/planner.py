@@ -42,7 +42,7 @@ class DraftPlanner:
             draft_cost=lambda rows: first_cost_s(2 * rows) / first_cost_s(rows),
             acceptance=lambda: self.acceptance,
         )
-        self.active_rows = 1  # includes rows in prefill, which will run soon
+        self.active_rows = 1  # that write texts; includes rows in prefill, which will run soon
         self._latency_token_s: float | None = None  # of a draft token that a row waits for
         self._drafting_token_s: float | None = None  # by which a draft token of all rows delays the step
 
@@ -93,7 +93,8 @@ class DraftPlanner:
             self._latency_token_s *= _DRIFT
         if self._drafting_token_s:
             in_step = self._lengths(rows, limits, latency_s=self._drafting_token_s, alternating=True)
-            self._drafting_token_s *= _DRIFT
+            if self.speculates():
+                self._drafting_token_s *= _DRIFT
         for row, *lengths in zip(rows, wanted, useful, in_step, strict=True):
             row.wanted_draft_length, row.useful_draft_length, row.in_step_draft_length = lengths
             if not row.expects_drafts or self._alternating:

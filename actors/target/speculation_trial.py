@@ -291,6 +291,8 @@ class SpeculationTrial:
             self._learn_catch_up(trial)
         self._charge(trial.speculating, min(trial.loss_s(1.0 if before is None else before.speed), most_s))
         evidence.loss_s[trial.speculating] *= _AFTER_BREAK_OFF
+        if before is not None and not trial.speculating and not evidence.trials:  # else it would seem to gain nothing
+            evidence.log_gain = math.log(before.speed * trial.total_s / trial.total_work_s)
         self._begin_pause(trial)
         self._open(not trial.speculating, trying=False)
 

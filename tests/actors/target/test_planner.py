@@ -134,6 +134,21 @@ def test_heads_draft_as_much_as_pays_for_the_time_that_drafting_takes(planner: D
     assert row.in_step_draft_length > 0  # the estimate fades
 
 
+def test_what_drafting_costs_is_remembered_during_plain_decoding(
+    planner: DraftPlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = running_row(planner)
+    row.drafter, row.expects_drafts, row.heads = False, False, True
+    for _ in range(100):
+        planner.note_drafting(0.1)
+    with monkeypatch.context() as resting:
+        resting.setattr(planner, "speculates", lambda: False)
+        for _ in range(1000):
+            planner.plan([row], set(), 0.0)
+    planner.plan([row], {row.key}, 0.0)
+    assert row.in_step_draft_length == 0
+
+
 def test_a_hiccup_while_heads_draft_does_not_stop_them(planner: DraftPlanner) -> None:
     row = running_row(planner)
     lengths = []

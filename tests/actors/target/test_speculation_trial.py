@@ -166,6 +166,16 @@ def test_drafts_return_at_once_when_the_load_falls() -> None:
     assert machine.run(150, replace(ONE_ROW, reading_s=0.0003)) < 0.06
 
 
+@pytest.mark.parametrize("plain_s", [0.1, 0.4])
+def test_drafts_so_good_that_the_plain_trial_is_broken_off_return_with_the_load(plain_s: float) -> None:
+    one, many = replace(ONE_ROW, plain_s=plain_s), replace(COSTS, plain_s=plain_s)
+    machines = [Machine(seed=seed) for seed in range(10)]
+    for machine in machines:
+        machine.run(60, one)
+        machine.run(120, many)
+    assert mean(machine.run(180, one) for machine in machines) < 0.05
+
+
 @pytest.mark.parametrize("rows", [1, 8, 32, 64])
 def test_speculation_that_pays_is_found_soon(rows: int) -> None:
     """Within 100 s with 64 rows, whose trial costs most."""
