@@ -221,10 +221,11 @@ class Target:
             self._counted_until_s += seconds
 
     def _choose_mode(self) -> None:
-        """Choose between speculative and plain decoding for the rows that are here."""
-        if not len(self._rows):
+        """Choose between speculative and plain decoding for the texts that are written here."""
+        active = sum([row.slot >= 0 for row in self._rows.writers])
+        if not active:
             return
-        self._planner.active_rows = len(self._rows)
+        self._planner.active_rows = active
         drafting = self._planner.speculates() and self._scheduler.speculates
         if drafting != self._rows.drafting:
             self._rows.drafting = drafting

@@ -87,6 +87,13 @@ def test_the_first_token_is_sent_at_the_end_of_its_turn() -> None:
     assert committed(stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)) == stage.text()[4:5]
 
 
+def test_rows_of_members_do_not_count_when_speculation_is_judged() -> None:
+    stage = Stage()
+    stage.send(Join(2, PROMPT, "leader", 4), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=3)
+    assert len(stage.target._rows) == 2
+    assert stage.target._planner.active_rows == 1
+
+
 @pytest.mark.parametrize("done", [1, 5, 11])
 def test_it_goes_on_where_another_target_stopped(done: int) -> None:
     stage = Stage()
