@@ -7,9 +7,11 @@ import secrets
 import shlex
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 
 import click
@@ -82,6 +84,8 @@ class _Group(click.Group):
 )
 def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not all terminals have all characters
 
 
 for _command in (bench, chat, compare, complete, compress, finetune, prune, pull, report, status, train):
@@ -132,7 +136,7 @@ def serve(
     if address is None:
         config, snapshots = _plan(own, weights=not (dry_run or print_config), quiet=print_config)
     if print_config:
-        click.echo(as_yaml(config), nl=False)
+        click.echo(as_yaml(config).encode(), nl=False)  # files are read as UTF-8, whatever the terminal has
         return
     if dry_run:
         _check(on_disk(config, snapshots))

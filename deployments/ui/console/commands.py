@@ -130,9 +130,9 @@ def compress(file: TextIO, url: str, api_key: str | None, model: str | None, as_
         options["rate"] = 0.5
     options["force_tokens"] = list(map(str, cast(Sequence[object], options["force_tokens"]))) or None
     name = choose_model(client.document("/v1/models")["data"], model)["id"]
-    document = client.checked("/compress", client.post("/compress", {**options, "model": name, "prompt": file.read()}))
+    document = client.checked("/compress", client.post("/compress", {**options, "model": name, "prompt": _read(file)}))
     if as_json:
-        _console.file.write(json.dumps(document, ensure_ascii=False) + "\n")
+        _console.file.write(json.dumps(document) + "\n")
         return
     _console.file.write(document["prompt"])
     counts = (document["original_tokens"], document["compressed_tokens"])
@@ -142,7 +142,7 @@ def compress(file: TextIO, url: str, api_key: str | None, model: str | None, as_
 @click.command()
 @_server_options
 @click.option("--endpoint", help="Measured with drafts and without; by default the first with a drafter.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="Lines of text; by default five built-in prompts.")
+@click.option("--prompts", type=click.File(encoding="utf-8"), help="Lines of text; by default five built-in prompts.")
 @click.option("--max-tokens", type=click.IntRange(2), default=50, show_default=True, help="Tokens of each answer.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option(
@@ -152,7 +152,7 @@ def report(
     url: str,
     api_key: str | None,
     endpoint: str | None,
-    prompts: Path | None,
+    prompts: TextIO | None,
     max_tokens: int,
     temperature: float,
     output: Path,
@@ -162,9 +162,9 @@ def report(
     from deployments.ui.commands.report_page import write_page
     from evaluation.prompts import PROMPTS
 
-    texts = PROMPTS if prompts is None else [line for line in prompts.read_text("utf-8").splitlines() if line.strip()]
-    if not texts:
-        raise click.UsageError(f"{prompts} has no prompts")
+    texts = PROMPTS if prompts is None else [line for line in _read(prompts).splitlines() if line.strip()]
+    if prompts is not None and not texts:
+        raise click.UsageError(f"{prompts.name} has no prompts")
     measured = Reporter(Client(url, api_key), max_tokens=max_tokens, temperature=temperature).run(endpoint, texts)
     for path in write_page(measured, output):
         _console.print(str(path), markup=False)
@@ -207,12 +207,20 @@ def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) ->
     return parameters.values
 
 
+def _read(file: TextIO) -> str:
+    """Return a file's text; raises ClickException if it can't be decoded."""
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"can't read {file.name}: it is not {error.encoding.upper()} text") from error
+
+
 def _text(prompt: str | None) -> str:
     """Return the prompt, or the text on standard input."""
     if prompt is None:
         if sys.stdin.isatty():
             _errors.print(Text("The text to continue; Ctrl-D at the start of a line ends it.", style="dim"))
-        prompt = sys.stdin.read()
+        prompt = _read(sys.stdin)
     if not prompt:
         raise click.UsageError("there is no text to continue; give it as PROMPT or on standard input")
     return prompt

@@ -50,5 +50,5 @@ def complete_as_json(client: Client, body: Mapping[str, object], console: Consol
         "speculation": generation.speculation,
         "token_sources": generation.sources,
     }
-    console.file.write(json.dumps(document, ensure_ascii=False) + "\n")
+    console.file.write(json.dumps(document) + "\n")
     return generation

@@ -40,6 +40,12 @@ def test_models_are_listed_without_starting_anything() -> None:
     assert "1024" in output
 
 
+def test_characters_that_the_terminal_lacks_are_replaced() -> None:
+    result = CliRunner(charset="latin-1").invoke(cli.main, ["models"])
+    assert result.exit_code == 0
+    assert " ? " in result.output  # a dash
+
+
 def test_models_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     card = {"id": "e", "target": "t", "drafter": None, "draft_length": 4, "context_length": 77, "ready": True}
     monkeypatch.setattr(Client, "get", lambda self, path: Reply(200, {"data": [card]}))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -46,6 +47,21 @@ def test_the_text_may_come_from_standard_input(server: FakeServer) -> None:
     assert (document["text"], document["seed"], document["completion_tokens"]) == ("Once upon a time", 77, 4)
     assert document["token_sources"] == {"plain": 1, "accepted": 2, "recovered": 1}
     assert server.bodies[-1]["speculate"] is False
+
+
+def test_characters_that_the_terminal_lacks_are_replaced(server: FakeServer) -> None:
+    server.tokens = [("naïve – 日本", "plain")]
+    arguments, terminal = ["complete", "x", "--url", server.url], CliRunner(charset="latin-1")
+    assert terminal.invoke(cli.main, arguments).stdout == "naïve ? ??\n"
+    assert json.loads(terminal.invoke(cli.main, [*arguments, "--json"]).stdout)["text"] == "naïve – 日本"
+
+
+@pytest.mark.parametrize("arguments", [("report", "--prompts"), ("compress",)])
+def test_files_that_are_not_utf_8(server: FakeServer, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("naïve".encode("latin-1"))
+    result = invoke(*arguments, str(file), url=server.url)
+    assert (result.exit_code, result.output) == (1, f"Error: can't read {file}: it is not UTF-8 text\n")
 
 
 def test_both_ways(server: FakeServer) -> None:
