@@ -253,8 +253,9 @@ class SpeculationTrial:
 
         Drafters have missed more by now, or less.
         """
-        tried = self._window.speculating == self._window.trying
         evidence = self._evidence.get(self._size)
+        begins = evidence is None and self._window.speculating  # the drafts that rows begin with are on trial, too
+        tried = self._window.speculating == (self._window.trying or begins)
         unknown_s = 0.0 if evidence is not None and evidence.trials else self._unknown_loss_s
         if not tried:
             unknown_s *= abs(1 - 1 / self.gain)  # plain decoding loses only what drafts are thought to save

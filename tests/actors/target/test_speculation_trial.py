@@ -199,6 +199,14 @@ def test_one_row_begins_with_drafts_however_slow_its_steps_are() -> None:
     assert not trial.speculates(32)
 
 
+@pytest.mark.parametrize(("plain_s", "most"), [(0.1, 0.02), (0.4, 0.04), (0.8, 0.06)])
+@pytest.mark.parametrize("load", [ONE_ROW, replace(ONE_ROW, tokens=1.5)], ids=str)
+def test_one_slow_row_goes_on_with_drafts_that_pay(load: Load, plain_s: float, most: float) -> None:
+    """Though the drafter takes two steps until it drafts."""
+    machines = [Machine(seed=seed) for seed in range(10)]
+    assert mean(machine.run(60, replace(load, plain_s=plain_s)) for machine in machines) < most
+
+
 def test_sizes_that_alternate_count_as_one() -> None:
     rng = random.Random(0)
     first, later = losses(replace(MANY_ROWS, rows=lambda: rng.choice([26, 29, 30, 31, 32])))
