@@ -342,7 +342,7 @@ def check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
     }
     for resource, (key, wanted) in demands.items():
         amount = available.get(resource, 0)
-        if wanted > amount:
+        if round(wanted, 4) > amount:  # Ray counts ten-thousandths
             raise ConfigError(f"models: {key} of all replicas is {wanted:g} together, but this machine has {amount:g}")
 
 

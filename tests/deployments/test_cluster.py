@@ -65,6 +65,14 @@ def test_demands_beyond_the_machine_are_refused() -> None:
         check_demand(config, {"GPU": 1, "CPU": 2})
 
 
+def test_parts_of_a_gpu_may_add_up_to_all_of_it() -> None:
+    parts = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.3, "e": 0.1}
+    assert sum(parts.values()) > 1
+    models = {name: ModelConfig(path=name, num_gpus=part, num_cpus=0) for name, part in parts.items()}
+    config = ServerConfig(models=models, endpoints={"e": EndpointConfig(target="a")})
+    check_demand(config, {"GPU": 1})
+
+
 def test_a_port_that_is_taken_is_refused_at_once() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
