@@ -7,25 +7,31 @@ splits the layers and sums their results (`tp_plan`, torch.distributed). Knows n
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from actors.loading.checkpoint import ModelSpec
+from actors.loading.checkpoint import _LOAD_ERRORS, _SHOWN_WEIGHTS, ModelSpec, _load_config, _skeleton
+from actors.loading.gguf import weights_folder
 from actors.loading.memory_budget import (
     Bytes,
+    check_weights,
     choose_slots,
     column_bytes,
     fit_pages,
     room_for_pages,
+    room_for_weights,
     weights_on_devices,
 )
+from actors.loading.quantization import weight_bytes
 from actors.loading.settings import context_length, is_trimmed
+from actors.loading.supported import try_out
 from actors.model.forward_input import RowInput
 from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner
@@ -113,7 +119,8 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     """Return this rank's runner; the other ranks repeat what rank 0's does.
 
     Raises:
-        ConfigError: the model can't be split, or a setting does not work with tensor_parallel.
+        ConfigError: the model can't be loaded, served or split, or needs more memory than there is, or a setting does
+            not work with tensor_parallel.
     """
     for field, usual in (
         *(("quantization", None), ("adapter", None), ("adapters", {})),
@@ -123,9 +130,11 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
             raise ConfigError(f"models.{spec.name}.{field}: does not go together with tensor_parallel; leave it out")
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    model = load_shard(spec.path, group, revision=spec.revision, dtype=spec.dtype)
-    if is_trimmed(model.config):
+    config = _load_config(spec)
+    if is_trimmed(config):
         raise ConfigError(f"models.{spec.name}.tensor_parallel: a drafter with a trimmed vocabulary runs on one device")
+    _check_memory(spec, config, _skeleton(spec, config), group)
+    model = load_shard(spec, group)
     size: dict[str, int] = {
         "slots": choose_slots(spec.slots, model.device),
         "max_length": context_length(model.config, spec.max_length),
@@ -140,11 +149,27 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     return runner
 
 
+def _check_memory(
+    spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel, group: TensorParallelGroup
+) -> None:
+    """Raise ConfigError if a rank's part of the weights won't fit, on any of them. Otherwise as for one device."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    device = torch.device(group.rank.device)
+    dtype: torch.dtype = skeleton.dtype if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    needed, in_bfloat16 = (
+        weight_bytes(skeleton, each, None, device) // group.rank.size for each in (dtype, torch.bfloat16)
+    )
+    smaller = {"dtype: bfloat16": in_bfloat16} if dtype.itemsize > 2 else {}
+    check_weights(spec.name, needed, smaller, room=group.least(room_for_weights([device], spec.memory_bytes)))
+
+
 def _memory(spec: ModelSpec, model: PreTrainedModel, group: TensorParallelGroup) -> tuple[Bytes, Bytes]:
     """Return the bytes of a token's keys and values here, and those of as many tokens as every rank has room for."""
-    trial = Runner(model, slots=1, max_length=1, max_query=1)
-    trial.logits([RowInput(0, 0, [0])])
-    column = column_bytes(trial.cache)
+    try:
+        column = column_bytes(try_out(model))
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     room = room_for_pages(column, weights_on_devices(model), spec.memory_bytes)
     tokens = group.least(min(room[device] // size for device, size in column.items()))
     return column, {device: tokens * size for device, size in column.items()}
@@ -157,25 +182,38 @@ def follow_in_group(spec: ModelSpec, rank: Rank) -> None:
     group.close()
 
 
-def load_shard(
-    path: str, group: TensorParallelGroup, *, revision: str | None = None, dtype: str = "auto"
-) -> PreTrainedModel:
+def load_shard(spec: ModelSpec, group: TensorParallelGroup) -> PreTrainedModel:
     """Load this rank's part of a model.
 
     Raises:
-        ConfigError: the model has no tensor-parallel plan, or its heads can't be divided evenly among the ranks.
+        ConfigError: it can't be loaded, lacks weights or has no tensor-parallel plan, or its heads can't be divided
+            evenly among the ranks.
     """
     plan = DistributedConfig(tp_size=group.rank.size, tp_plan="auto")
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype=dtype, distributed_config=plan, use_safetensors=True
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            weights_folder(spec.path, spec.dtype),
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+            dtype=spec.dtype,
+            distributed_config=plan,
+            use_safetensors=True if spec.safetensors_only else None,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"can't load {path!r} in {group.rank.size} parts: {error}") from error
+    except (*_LOAD_ERRORS, ConfigError) as error:
+        raise ConfigError(
+            f"models.{spec.name}.path: can't load {spec.path!r} in {group.rank.size} parts: {error}"
+        ) from error
+    model: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
+        shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} lacks {len(missing)} weights: {shown}")
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % group.rank.size:
-        raise ConfigError(f"{path!r} has {heads} key-value heads, which {group.rank.size} devices can't share evenly")
+        raise ConfigError(
+            f"{spec.path!r} has {heads} key-value heads, which {group.rank.size} devices can't share evenly"
+        )
     return model
 
 

@@ -3,20 +3,26 @@
 import multiprocessing
 import socket
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPTJConfig, LlamaForCausalLM, Phi3Config, PretrainedConfig
 
 from actors.coordinator.request import Endpoint, Request
-from actors.loading.checkpoint import ModelSpec
+from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.tensor_parallel import Rank, TensorParallelGroup, follow, load_sharded_runner
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
+from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
+from tests.support.models import tiny_model
 
 SIZE: dict[str, Any] = {"slots": 3, "max_length": 96, "max_query": 64}
 TARGET, DRAFTER = "models/target", "models/drafter"
@@ -78,3 +84,95 @@ def test_two_processes_write_what_one_writes(role: Role) -> None:
     assert actual == expected
     assert drafter_steps > 0
     assert shape[1] == 1  # of two key-value heads
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 10_000.0}
+SHAPE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 256}
+
+
+def spec(folder: Path, **options: Any) -> ModelSpec:
+    return ModelSpec(**{"name": "m", "path": str(folder), "device": "cpu", "max_length": 64, **options})
+
+
+def group_of(size: int) -> mock.Mock:
+    """A group whose other processes are not there."""
+    return mock.Mock(rank=Rank(0, size, "127.0.0.1", 0), least=lambda value: value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Phi3Config(**SHAPE, original_max_position_embeddings=60, rope_parameters=LONG),
+        GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+        tiny_model("llama", max_position_embeddings=63).config,
+    ],
+    ids=["positions that depend on length", "attention of its own", "too few positions"],
+)
+def test_what_one_device_refuses_is_refused_before_it_is_loaded(config: PretrainedConfig, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as alone:
+        load_model(spec(tmp_path))
+    with pytest.raises(ConfigError) as split:
+        load_sharded_runner(spec(tmp_path), group_of(2))
+    assert str(split.value) == str(alone.value)
+
+
+def test_each_device_needs_room_for_its_part_of_the_weights(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    part = sum(parameter.nbytes for parameter in model.parameters()) // 2
+    group, load = group_of(2), "actors.loading.tensor_parallel.load_shard"
+    with pytest.raises(ConfigError, match=r"models\.m: the weights need .*: dtype: bfloat16 would need"):
+        load_sharded_runner(spec(tmp_path, memory_bytes=part - 1), group)
+    with mock.patch(load, side_effect=InterruptedError), pytest.raises(InterruptedError):
+        load_sharded_runner(spec(tmp_path, memory_bytes=part), group)
+
+
+def test_pickled_weights_are_loaded_only_on_request(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"models\.m\.path: can't load"):
+        load_sharded_runner(spec(tmp_path), group_of(1))
+    load_sharded_runner(spec(tmp_path, safetensors_only=False), group_of(1))
+
+
+def test_code_in_a_checkpoint_is_run_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "model"
+    model = tiny_model("llama")
+    model.config.auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    model.save_pretrained(folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "llama"', '"model_type": "own"'))
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n\n\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        load_sharded_runner(spec(folder), group_of(1))
+    runner = load_sharded_runner(spec(folder, trust_remote_code=True), group_of(1))
+    assert type(runner.model).__name__ == "OwnForCausalLM"
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"models\.m\.path: .* lacks 1 weights: model\.norm\.weight"):
+        load_sharded_runner(spec(tmp_path), group_of(1))
+
+
+def test_a_model_that_counts_positions_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration does not show it."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    forward = LlamaForCausalLM.forward
+
+    def counting(self: LlamaForCausalLM, *, position_ids: Tensor | None = None, **options: Any) -> Any:
+        return forward(self, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", counting)
+    with pytest.raises(ConfigError, match=r"models\.m\.path: .* can't be served: LlamaForCausalLM gives other logits"):
+        load_sharded_runner(spec(tmp_path), group_of(1))
