@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from actors.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE, free_host_bytes
 from actors.model.kv_pages import KVPages
@@ -30,6 +31,15 @@ def weights_on_devices(model: nn.Module) -> dict[torch.device, int]:
     for tensor in (*model.parameters(), *model.buffers()):
         used[tensor.device] = used.get(tensor.device, 0) + tensor.nbytes
     return used
+
+
+def tied_output_bytes(model: PreTrainedModel) -> dict[torch.device, int]:
+    """Return the bytes of an output layer on a CPU whose weight is the embedding's, too. Packed, it is a copy."""
+    weight: Tensor | None = getattr(model.get_output_embeddings(), "weight", None)
+    if weight is None or weight.device.type != "cpu":
+        return {}
+    uses = sum(parameter is weight for _, parameter in model.named_parameters(remove_duplicate=False))
+    return {weight.device: weight.nbytes} if uses > 1 else {}
 
 
 def column_bytes(cache: KVPages, dtype: torch.dtype | None = None) -> dict[torch.device, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from actors.adaptation.adaptation import Adaptation, AdaptationOptions
@@ -23,6 +24,7 @@ from actors.loading.memory_budget import (
     column_bytes,
     fit_pages,
     room_for_pages,
+    tied_output_bytes,
     weights_on_devices,
 )
 from actors.loading.settings import context_length, load_tokenizer
@@ -137,11 +139,14 @@ class _Loaded(NamedTuple):
 def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     model = load_model(spec)
     weights: Bytes = weights_on_devices(model)
+    tied = tied_output_bytes(model)
     heads = None if heads_spec is None else load_heads(heads_spec, model)
     lora = None
     if spec.adapter_slots:
         lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=spec.deterministic)
     use_faster_layers(model, deterministic=spec.deterministic, lora=lora)
+    if not isinstance(model.get_output_embeddings(), nn.Linear):
+        weights = _sum([weights, tied])
     if lora is not None:
         _load_adapters(spec, lora)
         weights = _sum([weights, lora.nbytes])

@@ -1,5 +1,6 @@
 """As many pages as fit are allocated; what doesn't fit is refused with the size that would."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from actors.loading.memory_budget import (
 )
 from actors.loading.supported import try_out
 from actors.model.kv_pages import KVPages
+from actors.model.native.library import library
 from actors.replica.replica import load_pair, load_runner
 from decoding.errors import ConfigError
 from tests.support.models import tiny_model
@@ -146,6 +148,17 @@ def test_pages_of_a_loaded_model(folder: Path) -> None:
         pages(memory_bytes=weights + 12 * page, kv_tokens=200)
     with pytest.raises(ConfigError, match=r"models\.m: the weights need .*: dtype: bfloat16 would need"):
         load_model(spec(folder, memory_bytes=weights - 10_000))
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2)])
+def test_a_packed_output_layer_counts_beside_its_embedding(dtype: str, itemsize: int, tmp_path: Path) -> None:
+    tiny_model("llama-gqa", tie_word_embeddings=True).save_pretrained(tmp_path)
+    options = spec(tmp_path, dtype=dtype, prefill_chunk=64)
+    weights = sum(weights_on_devices(load_model(options)).values())
+    copy, page = 64 * 32 * itemsize, 16 * itemsize * 3 * 2 * 2 * 8
+    runner = load_runner(replace(options, memory_bytes=weights + copy + 12 * page))
+    assert runner.cache.allocator.pages == 11
 
 
 def test_a_request_may_be_as_long_as_the_model_has_positions(folder: Path) -> None:
