@@ -15,14 +15,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from decoding.errors import ConfigError
 
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PretrainedConfig
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
+_FORMAT = 2  # of the conversions; raised when they change
 _DIGITS = 16  # of a digest, in names of folders
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
@@ -124,7 +129,7 @@ def _converted(file: Path, kind: str, convert: Callable[[Path, Path], None]) -> 
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)
     except Exception as error:  # what the readers of a broken file raise is not documented
-        raise ConfigError(f"the file can't be converted: {error}") from error
+        raise ConfigError(f"{file.name} can't be converted: {error}") from error
     return str(folder)
 
 
@@ -137,7 +142,7 @@ def _explained(error: Exception, cache: Path) -> Exception:
 
 def _cache_of(file: Path) -> Path:
     """Return the folder of a content's conversions: copies of a file share it, as in several environments."""
-    return _caches() / f"{file.stem}-{_digest(file)[:_DIGITS]}"
+    return _caches() / f"{file.stem}-{_digest(file)[:_DIGITS]}-{_FORMAT}"
 
 
 def _caches() -> Path:
@@ -174,10 +179,22 @@ def _settings_of(file: Path) -> str:
     return f"settings-{digest.hexdigest()[:_DIGITS]}" if _beside(file) else "settings"
 
 
-def _save_settings(file: Path, folder: Path) -> None:
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+def _config(file: Path, reader: "GGUFReader") -> "PretrainedConfig":
+    """Return a file's configuration, with what transformers does not read of it."""
+    from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    from actors.loading.gguf_rope import set_positions
+
+    config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    set_positions(config, reader)
+    return config
+
+
+def _save_settings(file: Path, folder: Path) -> None:
+    from gguf import GGUFReader
+    from transformers import AutoTokenizer, GenerationConfig
+
+    config = _config(file, GGUFReader(file))
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     beside = _beside(file)
@@ -187,10 +204,9 @@ def _save_settings(file: Path, folder: Path) -> None:
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
-def _computes_bfloat16_fast(file: Path) -> bool:
+def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:
     """Whether bfloat16 is fast here. CPUs without instructions for it need our kernel, which computes no experts."""
     import torch
-    from transformers import AutoConfig
 
     from actors.model.native.linear import has_kernel
 
@@ -198,20 +214,25 @@ def _computes_bfloat16_fast(file: Path) -> bool:
         return True
     if not has_kernel(torch.empty(2, 2, dtype=torch.bfloat16)):
         return False
-    settings = AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
-    return not any("experts" in name and value for name, value in settings.items())
+    return not any("experts" in name and value for name, value in config.to_dict().items())
 
 
 def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:
     import torch
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    config = _config(file, GGUFReader(file))
     if dtype == "auto":
-        dtype = "bfloat16" if _computes_bfloat16_fast(file) else "float32"
+        dtype = "bfloat16" if _computes_bfloat16_fast(config) else "float32"
     torch_dtype = getattr(torch, dtype)
-    quantization = GgufConfig(dequantize=True)
     result: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch_dtype, quantization_config=quantization, output_loading_info=True
+        file.parent,
+        gguf_file=file.name,
+        config=config,
+        dtype=torch_dtype,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
     )
     loaded, info = result
     if info["missing_keys"]:

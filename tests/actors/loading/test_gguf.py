@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import huggingface_hub
@@ -34,6 +36,7 @@ from actors.loading.settings import (
 )
 from actors.model.native import linear as native_linear
 from decoding.errors import ConfigError
+from tests.actors.loading.test_gguf_rope import llama3_factors
 
 BUNDLED = Path(__file__).parents[3] / "models" / "drafter"
 HEADS, HIDDEN, VOCABULARY = 2, 32, 2048
@@ -62,8 +65,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "consort" / "gguf"
 
 
-@pytest.fixture
-def model() -> LlamaForCausalLM:
+def build(rope: Mapping[str, Any] | None = None) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -73,12 +75,24 @@ def model() -> LlamaForCausalLM:
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         max_position_embeddings=64,
+        rope_parameters=dict(rope or {"rope_type": "default", "rope_theta": 10_000.0}),
     )
     return LlamaForCausalLM(config).eval()
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, *, architecture: str = "llama") -> Path:
-    """Write the model's weights unquantised, without a tokenizer."""
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    return build()
+
+
+def write_gguf(
+    path: Path,
+    model: LlamaForCausalLM,
+    *,
+    architecture: str = "llama",
+    add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+) -> Path:
+    """Write the model's weights unquantised, without a tokenizer, and what `add` adds."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("test")
     writer.add_context_length(model.config.max_position_embeddings)
@@ -96,6 +110,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, *, architecture: str = "llam
         if layer.endswith(("q_proj", "k_proj")):  # llama.cpp interleaves the halves that rotate together
             weights = weights.reshape(HEADS, 2, -1, HIDDEN).swapaxes(1, 2).reshape(HIDDEN, HIDDEN)
         writer.add_tensor(f"{NAMES[layer]}.{kind}", np.ascontiguousarray(weights))
+    add(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -112,6 +127,53 @@ def test_the_weights_are_those_of_the_file(tmp_path: Path, model: LlamaForCausal
     loaded = load_model(spec(write_gguf(tmp_path / "m.gguf", model)))
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-6)
+
+
+def add_linear(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(4)
+
+
+def add_yarn(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4)
+    writer.add_rope_scaling_orig_ctx_len(16)
+    writer.add_rope_scaling_yarn_beta_fast(2)
+
+
+def add_factors(writer: gguf.GGUFWriter) -> None:
+    writer.add_tensor("rope_freqs.weight", llama3_factors(HIDDEN // HEADS, 10_000, factor=8, high=8, original=64))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("add", "rope"),
+    [
+        (add_linear, {"rope_type": "linear", "factor": 4.0}),
+        (
+            add_yarn,
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2},
+        ),
+        (
+            add_factors,
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 8.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+    ],
+)
+def test_rotary_positions_are_scaled_as_the_file_says(
+    tmp_path: Path, add: Callable[[gguf.GGUFWriter], None], rope: Mapping[str, Any]
+) -> None:
+    scaled = build({"rope_theta": 10_000.0, **rope})
+    loaded = load_model(spec(write_gguf(tmp_path / "m.gguf", scaled, add=add)))
+    tokens = torch.randint(VOCABULARY, (1, 32), generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(loaded(tokens).logits, scaled(tokens).logits, atol=1e-6)
+    assert not torch.allclose(build()(tokens).logits, scaled(tokens).logits, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +196,12 @@ def test_the_type_is_one_that_the_processor_computes_fast(
 
 @pytest.mark.parametrize(("config", "fast"), [(Qwen3MoeConfig(), False), (Gemma4TextConfig(), True)])
 def test_models_with_experts_stay_in_float32_without_instructions_for_bfloat16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: PreTrainedConfig, fast: bool
+    monkeypatch: pytest.MonkeyPatch, config: PreTrainedConfig, fast: bool
 ) -> None:
     """Torch computes their products, slowly. Gemma 4 can have experts, but has none by default."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
-    assert gguf_loading._computes_bfloat16_fast(tmp_path / "m.gguf") == fast
+    assert gguf_loading._computes_bfloat16_fast(config) == fast
 
 
 def test_a_file_is_converted_once_and_again_when_it_changes(
@@ -155,6 +216,17 @@ def test_a_file_is_converted_once_and_again_when_it_changes(
         model.lm_head.weight += 1
     path.unlink()
     assert weights_folder(str(write_gguf(path, model)), "float32") != folder
+
+
+def test_conversions_of_an_older_format_are_not_used(
+    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", model))
+    folders = {settings_folder(path), weights_folder(path, "float32")}
+    assert is_converted(path, "float32")
+    monkeypatch.setattr(gguf_loading, "_FORMAT", gguf_loading._FORMAT + 1)
+    assert not is_converted(path, "float32")
+    assert folders.isdisjoint({settings_folder(path), weights_folder(path, "float32")})
 
 
 def test_copies_of_a_file_share_a_conversion(tmp_path: Path, model: LlamaForCausalLM) -> None:
