@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
 _FORMAT = 2  # of the conversions; raised when they change
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers of the models of 27 B
 _DIGITS = 16  # of a digest, in names of folders
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
@@ -187,6 +188,9 @@ def _config(file: Path, reader: "GGUFReader") -> "PretrainedConfig":
 
     config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     set_positions(config, reader)
+    if config.model_type in _LARGEST_GEMMA:  # llama.cpp, too, knows the models by their layers
+        largest = config.num_hidden_layers == _LARGEST_GEMMA[config.model_type]
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if largest else config.head_dim
     return config
 
 

@@ -163,3 +163,20 @@ def test_the_base_is_that_of_the_file(folder: Path) -> None:
 def test_other_scaling_is_refused(folder: Path, adds: list[Add], named: str) -> None:
     with pytest.raises(ConfigError, match=rf"^m\.gguf .*{named}.*; use a safetensors checkpoint"):
         read(folder, "llama", *adds)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "hidden", "heads", "head_dim", "expected"),
+    [
+        ("gemma2", 42, 3584, 16, 256, 256),
+        ("gemma2", 46, 4608, 32, 128, 144),
+        ("gemma3", 48, 3840, 16, 256, 256),
+        ("gemma3", 62, 5376, 32, 128, 168),
+    ],
+)
+def test_attention_of_gemma_is_scaled_by_the_models_size(
+    folder: Path, architecture: str, layers: int, hidden: int, heads: int, head_dim: int, expected: int
+) -> None:
+    """The sizes are those of Gemma 2 9B and 27B, and of Gemma 3 12B and 27B."""
+    config = read(folder, architecture, layers=layers, hidden=hidden, heads=heads, head_dim=head_dim)
+    assert config.query_pre_attn_scalar == expected
