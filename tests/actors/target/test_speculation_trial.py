@@ -168,12 +168,12 @@ def test_drafts_return_at_once_when_the_load_falls() -> None:
 
 @pytest.mark.parametrize("plain_s", [0.1, 0.4])
 def test_drafts_so_good_that_the_plain_trial_is_broken_off_return_with_the_load(plain_s: float) -> None:
-    one, many = replace(ONE_ROW, plain_s=plain_s), replace(COSTS, plain_s=plain_s)
+    few, many = replace(ONE_ROW, plain_s=plain_s), replace(COSTS, plain_s=plain_s)
     machines = [Machine(seed=seed) for seed in range(10)]
     for machine in machines:
-        machine.run(60, one)
+        machine.run(60, few)
         machine.run(120, many)
-    assert mean(machine.run(180, one) for machine in machines) < 0.05
+    assert mean(machine.run(180, few) for machine in machines) < 0.05
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32, 64])
