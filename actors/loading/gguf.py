@@ -23,12 +23,27 @@ from decoding.errors import ConfigError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
-_FORMAT = 2  # of the conversions; raised when they change
+_FORMAT = 3  # of the conversions; raised when they change
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers of the models of 27 B
+_SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
+    "default",
+    "gpt-2",
+    "phi-2",
+    "mpt",
+    "olmo",
+    "jais",
+    "trillion",
+    "gigachat",
+    "exaone4",
+    "mellum",
+    "a.x-4.0",
+    "granite-docling",
+}
+_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 _DIGITS = 16  # of a digest, in names of folders
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
@@ -196,16 +211,38 @@ def _config(file: Path, reader: "GGUFReader") -> "PretrainedConfig":
 
 def _save_settings(file: Path, folder: Path) -> None:
     from gguf import GGUFReader
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
 
-    config = _config(file, GGUFReader(file))
+    reader = GGUFReader(file)
+    config = _config(file, reader)
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     beside = _beside(file)
     for other in beside:
         shutil.copy(other, folder)
     if not beside:
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+        _tokenizer(file, reader).save_pretrained(folder)
+
+
+def _tokenizer(file: Path, reader: "GGUFReader") -> "PreTrainedTokenizerBase":
+    """Return a file's own tokenizer. Transformers splits texts as GPT-2 does where it does not know better."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    backend = tokenizer.backend_tokenizer
+    field = reader.get_field("tokenizer.ggml.pre")
+    split = "default" if field is None else field.contents()
+    if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) or split in _SPLIT_AS_GPT2:
+        return tokenizer
+    if split not in _DIGITS_APART:
+        raise ConfigError(
+            f"it is not known how its tokenizer splits texts (tokenizer.ggml.pre is {split}); "
+            "put the model's tokenizer.json and tokenizer_config.json beside it"
+        )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    return tokenizer
 
 
 def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:

@@ -1,6 +1,7 @@
 """The model of the default configuration writes what `generate` writes, and its endpoint answers in English."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import ChatRequest
 from tests.support import reference
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)
 QUESTIONS = [
     "What is the capital of France?",
@@ -94,6 +96,14 @@ def model() -> Iterator[DefaultModel]:
 @torch.no_grad()
 def test_greedy_texts_are_those_of_generate(model: DefaultModel) -> None:
     assert model.check(QUESTIONS, max_tokens=32) > 0
+
+
+@pytest.mark.parametrize("path", [None, "models/smollm2-drafter"])
+def test_texts_are_split_as_the_original_tokenizer_splits_them(model: DefaultModel, path: str | None) -> None:
+    """The original, of HuggingFaceTB/SmolLM2-135M-Instruct, splits off every digit first."""
+    tokenizer = model.tokenizer if path is None else load_tokenizer(str(ROOT / path))
+    pieces = ["Steps", ":", "ĊĊ", "1", ".", "ĠMix", "Ġ", "2", "0", "Ġeggs"]
+    assert tokenizer.tokenize("Steps:\n\n1. Mix 20 eggs") == pieces
 
 
 @pytest.mark.slow

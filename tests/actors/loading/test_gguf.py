@@ -1,5 +1,6 @@
 """GGUF files are converted once, whole or not at all, and load like any other checkpoint."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
+    PreTrainedTokenizerFast,
     Qwen3MoeConfig,
 )
 
@@ -264,6 +266,52 @@ def test_a_tokenizer_beside_the_file_is_used(tmp_path: Path, model: LlamaForCaus
     assert load_tokenizer(path).encode("def main():") == load_tokenizer(str(BUNDLED)).encode("def main():")
     assert load_tokenizer(path).chat_template
     assert load_sampling_defaults(path).given() == {}
+
+
+def write_with_tokenizer(folder: Path, model: LlamaForCausalLM, split: str | None) -> str:
+    """Write a file with the bundled tokenizer, beside none. split: how it says that texts are split."""
+    bundled = json.loads((BUNDLED / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        if split is not None:
+            writer.add_tokenizer_pre(split)
+        writer.add_token_list(sorted(bundled["vocab"], key=bundled["vocab"].__getitem__))
+        writer.add_token_merges([" ".join(merge) for merge in bundled["merges"]])
+
+    folder.mkdir()
+    return str(write_gguf(folder / "m.gguf", model, add=add))
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [
+        (None, ["a", "ĊĊ", "Ċ", "12", "Ġ34"]),
+        ("gpt-2", ["a", "ĊĊ", "Ċ", "12", "Ġ34"]),
+        ("smollm", ["a", "ĊĊĊ", "1", "2", "Ġ", "3", "4"]),
+        ("starcoder", ["a", "ĊĊĊ", "1", "2", "Ġ", "3", "4"]),
+        ("qwen2", ["a", "ĊĊĊ", "1", "2", "Ġ", "3", "4"]),
+    ],
+)
+def test_texts_are_split_as_the_file_says(
+    tmp_path: Path, model: LlamaForCausalLM, split: str | None, pieces: list[str]
+) -> None:
+    tokenizer = load_tokenizer(write_with_tokenizer(tmp_path / "own", model, split))
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    splits = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a\n\n\n12 34")
+    assert [piece for piece, _ in splits] == pieces
+
+
+@pytest.mark.parametrize("split", ["falcon", "deepseek-coder", "unheard-of"])
+def test_a_tokenizer_that_splits_texts_in_an_unknown_way_is_refused_unless_another_lies_beside_it(
+    tmp_path: Path, model: LlamaForCausalLM, split: str
+) -> None:
+    path = write_with_tokenizer(tmp_path / "own", model, split)
+    with pytest.raises(ConfigError, match=rf"m\.gguf .*{split}.*tokenizer\.json"):
+        load_tokenizer(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED / name, tmp_path / "own")
+    assert load_tokenizer(path).get_vocab() == load_tokenizer(str(BUNDLED)).get_vocab()
 
 
 def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path, model: LlamaForCausalLM, cache: Path) -> None:
