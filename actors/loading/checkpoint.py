@@ -18,7 +18,7 @@ from transformers import (
 
 from actors.loading import memory_budget
 from actors.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
-from actors.loading.gguf import settings_folder, weights_folder
+from actors.loading.gguf import auto_dtype, is_gguf, settings_folder, weights_folder
 from actors.loading.quantization import Quantization, quantization_config, weight_bytes
 from actors.loading.settings import context_length, is_trimmed, vocabulary_size
 from actors.loading.supported import check_config, check_modules
@@ -162,8 +162,7 @@ def _check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTraine
     """Raise ConfigError if the weights won't fit. Checkpoints that are already quantised are not checked."""
     if getattr(config, "quantization_config", None) is not None:
         return
-    stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    dtype: torch.dtype = stored if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    dtype = _dtype(spec, config)
     device = spec.devices[0]
     needed = weight_bytes(skeleton, dtype, spec.quantization, device)
     smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None, device)} if dtype.itemsize > 2 else {}
@@ -172,6 +171,14 @@ def _check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTraine
     memory_budget.check_weights(
         spec.name, needed, smaller, room=memory_budget.room_for_weights(spec.devices, spec.memory_bytes)
     )
+
+
+def _dtype(spec: ModelSpec, config: PretrainedConfig) -> torch.dtype:
+    """Return the dtype that the weights will be loaded in."""
+    if spec.dtype == "auto" and not is_gguf(spec.path):
+        return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    dtype: torch.dtype = getattr(torch, auto_dtype(spec.path, config) if spec.dtype == "auto" else spec.dtype)
+    return dtype
 
 
 def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:

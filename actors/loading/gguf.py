@@ -6,6 +6,7 @@ transformers are imported late, so that commands without them can ask what is co
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
@@ -88,7 +89,7 @@ def weights_folder(path: str, dtype: str) -> str:
     """Return a folder with the model's weights: `path` itself, unless that is a GGUF file.
 
     dtype: of the stored weights, a torch dtype's name. "auto": bfloat16, or float32 where that would be slow: see
-        `_computes_bfloat16_fast`. They are no longer quantised.
+        `auto_dtype`. They are no longer quantised.
 
     Raises:
         ConfigError: as in `settings_folder`, or the disk is full.
@@ -110,6 +111,15 @@ def converted_folder(path: str, dtype: str) -> Path | None:
     file = local_file(path) if is_gguf(path) else None
     folder = None if file is None else _cache_of(file) / dtype
     return folder if folder is not None and folder.is_dir() else None
+
+
+def auto_dtype(path: str, config: "PretrainedConfig") -> str:
+    """Return the dtype of a GGUF file's weights for "auto", by name: as they were converted before, or would be."""
+    folder = converted_folder(path, "auto")
+    if folder is not None:
+        dtype: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dtype"]
+        return dtype
+    return "bfloat16" if _computes_bfloat16_fast(config) else "float32"
 
 
 def _downloaded(path: str) -> Path:
@@ -265,7 +275,7 @@ def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:
 
     config = _config(file, GGUFReader(file))
     if dtype == "auto":
-        dtype = "bfloat16" if _computes_bfloat16_fast(config) else "float32"
+        dtype = auto_dtype(str(file), config)
     torch_dtype = getattr(torch, dtype)
     result: Any = AutoModelForCausalLM.from_pretrained(
         file.parent,

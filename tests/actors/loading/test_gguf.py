@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers import (
 )
 
 from actors.loading import gguf as gguf_loading
-from actors.loading.checkpoint import ModelSpec, load_model
+from actors.loading.checkpoint import ModelSpec, check_model, load_model
 from actors.loading.gguf import converted_folder, hub_file, is_converted, settings_folder, weights_folder
 from actors.loading.settings import (
     context_length,
@@ -194,6 +195,22 @@ def test_the_type_is_one_that_the_processor_computes_fast(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: instructions)
     monkeypatch.setattr(native_linear, "has_kernel", lambda weight: kernels)
     assert load_model(spec(write_gguf(tmp_path / "m.gguf", model), "auto")).dtype == dtype
+
+
+def test_memory_is_checked_in_the_type_that_is_loaded(
+    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The type is chosen when a file is converted, and stays as it is then."""
+    path = write_gguf(tmp_path / "m.gguf", model)
+    limited = replace(spec(path, "auto"), memory_bytes=3 * sum(weight.numel() for weight in model.parameters()))
+    monkeypatch.setattr(gguf_loading, "_computes_bfloat16_fast", lambda config: False)
+    with pytest.raises(ConfigError, match="the weights need"):
+        check_model(limited)
+    monkeypatch.setattr(gguf_loading, "_computes_bfloat16_fast", lambda config: True)
+    check_model(limited)
+    assert load_model(limited).dtype == torch.bfloat16
+    monkeypatch.setattr(gguf_loading, "_computes_bfloat16_fast", lambda config: False)
+    check_model(limited)
 
 
 @pytest.mark.parametrize(("config", "fast"), [(Qwen3MoeConfig(), False), (Gemma4TextConfig(), True)])
