@@ -103,7 +103,7 @@ def _bundled_heads() -> dict[str, Any]:
         return {}
     if heads is None:
         return {}
-    return {"heads": heads.model_dump(exclude_unset=True) | {"path": str(Path(heads.path).resolve())}}
+    return {"heads": heads.model_dump(exclude_unset=True) | {"path": locate(heads.path)}}
 
 
 def _default_path() -> str | None:

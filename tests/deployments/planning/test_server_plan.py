@@ -54,9 +54,10 @@ def test_an_id_of_the_hub_is_what_clients_ask_for() -> None:
     assert (list(served.models), list(served.endpoints)) == (["Model-1.5B"], ["Org/Model-1.5B"])
 
 
-def test_the_bundled_model_has_heads_in_every_format(tmp_path: Path) -> None:
+def test_the_bundled_model_has_heads_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
     (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)  # whatever the working directory
     for model in ("HuggingFaceTB/SmolLM2-135M-Instruct", str(tmp_path)):
         (endpoint,) = ModelServer(model=model).config().endpoints.values()
         assert endpoint.heads is not None
