@@ -9,8 +9,10 @@ from deployments.requests.schema import ChatRequest, CompletionRequest
 
 def may_resume(body: GenerationRequest, served: ServedEndpoint) -> bool:
     """Whether the answer is a stream whose text depends on the request and its seed alone, event by event."""
-    is_plain = served.strategy is None and served.config.verification != "rejection"
-    return bool(body.stream) and is_plain and type(body) in (CompletionRequest, ChatRequest)
+    if not body.stream or type(body) not in (CompletionRequest, ChatRequest):
+        return False
+    verification = body.verification or served.config.verification
+    return served.strategy is None and verification == "coupled"
 
 
 def last_event(header: str | None, body: GenerationRequest, *, resumable: bool) -> EventId | None:

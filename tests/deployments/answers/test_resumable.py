@@ -139,6 +139,11 @@ def test_an_id_of_something_else_is_refused(
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
+def test_a_request_that_rejects_drafts_is_not_resumed(server: tuple[TestClient, OtherSteps]) -> None:
+    body = {**BODY, "seed": 3, "verification": "rejection"}
+    assert "id: " not in server[0].post("/v1/completions", json=body, headers={"Last-Event-ID": "0"}).text
+
+
 def test_ids_are_read_as_they_are_written() -> None:
     text = f"{'0a' * 12}.6740f0c1.ff/12:40,3:9e+2"
     assert str(EventId.parse(text)) == text
