@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PlainValidator, field_validator
+from pydantic import BaseModel, Field, PlainValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
@@ -117,8 +117,20 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
     default_max_tokens = None
 
     stop: StopStrings | None = Field(
-        None, alias="stop_sequences", description="The answer ends right before any of these."
+        None, alias="stop_sequences", description="The answer ends right before any of these; `stop` means the same."
     )
+    return_token_details: Annotated[bool | None, without_effect(False)] = Field(
+        None, description="Without effect: messages have no details of tokens."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stop_by_its_other_name(cls, data: object) -> object:
+        """Read `stop`, which clients of OpenAI's API send, as `stop_sequences`."""
+        if not isinstance(data, dict) or "stop" not in data or data.get("stop_sequences") is not None:
+            return data
+        others = {name: value for name, value in data.items() if name != "stop"}
+        return {**others, "stop_sequences": data["stop"]}
 
     @field_validator("metadata", mode="before")
     @classmethod

@@ -74,6 +74,7 @@ def test_a_stop_sequence_is_named(client: TestClient) -> None:
     stopped = send(client, max_tokens=40, seed=1, stop_sequences=[text[10:14]])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", text[10:14])
     assert stopped["content"][0]["text"] == text[: text.index(text[10:14])]
+    assert send(client, max_tokens=40, seed=1, stop=text[10:14])["content"] == stopped["content"]
 
 
 def test_a_limit_above_the_context_is_lowered(client: TestClient) -> None:
@@ -259,6 +260,13 @@ def test_what_agents_send_is_taken(http: TestClient) -> None:
     response = http.post("/v1/messages?beta=true", json={**BODY, **fields}, headers={"anthropic-version": "2023-06-01"})
     assert response.status_code == 200, response.text
     assert response.headers["X-Consort-Ignored-Fields"] == "context_management, budget_tokens, thinking"
+
+
+def test_details_of_tokens_have_no_effect(http: TestClient) -> None:
+    body = {**BODY, "return_token_details": True}
+    assert http.post("/v1/messages", json=body).headers["X-Consort-Ignored-Fields"] == "return_token_details"
+    refused = http.post("/v1/messages", json={**body, "strict": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_token_details")
 
 
 def test_a_user_id_may_be_null(http: TestClient) -> None:
