@@ -86,14 +86,14 @@ class Reporter:
     def run(self, endpoint: str | None, prompts: Sequence[str], lengths: Sequence[int] = DRAFT_LENGTHS) -> Report:
         """Measure every way of decoding, and every draft length.
 
-        endpoint: with a drafter, if there is one; None: the first that is.
+        endpoint: None: the first that drafts, or else the first.
 
         Raises:
             UnavailableError: the server does not answer, or has no such endpoint.
         """
         cards = self._client.document("/v1/models")["data"]
         card = _main_card(cards, endpoint)
-        drafts = card["drafter"] is not None or card["ngram"]
+        drafts = bool(card["proposers"])
         ways = [Way("plain", card["id"], {"speculate": False})]
         if drafts:
             ways.append(Way("speculative", card["id"], {}))
@@ -189,4 +189,4 @@ def _main_card(cards: Sequence[Mapping[str, Any]], endpoint: str | None) -> Mapp
     if not chosen:
         names = ", ".join(card["id"] for card in alone) or "none"
         raise UnavailableError(f"the server has no endpoint {endpoint or 'with one target'!r}; it has {names}")
-    return max(chosen, key=lambda card: card["drafter"] is not None)
+    return max(chosen, key=lambda card: bool(card["proposers"]))

@@ -20,17 +20,17 @@ def write_page(report: Report, folder: Path) -> list[Path]:
     """Write the report into a folder, which is made if it is missing. Returns the files.
 
     Raises:
-        UnavailableError: matplotlib is not installed.
+        UnavailableError: matplotlib is not installed; all but the pictures is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    page, data = folder / "report.md", folder / "report.json"
+    page.write_text(_page(report), encoding="utf-8")
+    data.write_text(json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     pictures: list[Path] = []
     if len(report.seconds) > 1:
         pictures = [folder / _TIMES, folder / _ACCEPTANCE]
         _draw_times(report, pictures[0])
         _draw_acceptance(report.acceptance, pictures[1])
-    page, data = folder / "report.md", folder / "report.json"
-    page.write_text(_page(report), encoding="utf-8")
-    data.write_text(json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return [page, data, *pictures]
 
 
@@ -88,5 +88,5 @@ def _new_figure() -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UnavailableError("the pictures need matplotlib; install consort[bench]") from error
+        raise UnavailableError("the report has no pictures, which need matplotlib; install consort[bench]") from error
     return Figure(figsize=(7, 4), layout="constrained")

@@ -141,7 +141,7 @@ def compress(file: TextIO, url: str, api_key: str | None, model: str | None, as_
 
 @click.command()
 @_server_options
-@click.option("--endpoint", help="Measured with drafts and without; by default the first with a drafter.")
+@click.option("--endpoint", help="Measured with drafts and without; by default the first that drafts.")
 @click.option("--prompts", type=click.File(encoding="utf-8"), help="Lines of text; by default five built-in prompts.")
 @click.option("--max-tokens", type=click.IntRange(2), default=50, show_default=True, help="Tokens of each answer.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")

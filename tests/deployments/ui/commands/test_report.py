@@ -1,6 +1,7 @@
 """`consort report` against the fake server in this process."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from decoding.errors import UnavailableError
 from deployments.client import Client, Reply
 from deployments.ui.commands.report import Reporter, acceptance_by_position, count_accepted
 from deployments.ui.commands.report_page import write_page
@@ -42,6 +44,32 @@ def test_a_report_has_texts_speeds_and_pictures(fake: TestClient, tmp_path: Path
     assert document["ways"][1]["name"] == "speculative"
     assert set(document["seconds_by_draft_length"]) == {"0", "1", "2"}
     assert "entropy-1" in files[0].read_text()
+
+
+class HeadsAlone(InProcess):
+    """The same server, if its endpoints had heads and no other proposers."""
+
+    def _request(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
+        reply = super()._request(path, body)
+        for card in reply.document["data"] if path == "/v1/models" else ():
+            card.update(drafter=None, ngram=False, proposers=["eagle3"])
+        return reply
+
+
+def test_heads_are_measured_too(fake: TestClient) -> None:
+    report = Reporter(HeadsAlone(fake), max_tokens=4, temperature=0).run(None, ["import os"], lengths=(1,))
+    assert [way.way.name for way in report.ways] == ["plain", "speculative"]
+    assert list(report.seconds) == [0, 1]
+
+
+def test_without_matplotlib_all_but_the_pictures_is_written(
+    fake: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Reporter(InProcess(fake), max_tokens=4, temperature=0).run(None, ["import os"], lengths=(1,))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UnavailableError, match=r"no pictures, which need matplotlib; install consort\[bench\]$"):
+        write_page(report, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
 
 
 def test_the_entropy_is_that_of_the_answers_tokens(fake: TestClient) -> None:
