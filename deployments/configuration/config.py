@@ -155,8 +155,8 @@ def _anchored(path: str, folder: Path, *, key: str) -> str:
     Raises:
         ConfigError: it has a variable that is not set, or is no Hub id and names nothing here.
     """
+    path = expanded(path, key=key)
     with _naming(key):
-        path = expanded(path)
         for candidate in (folder / path, Path(path)):
             if candidate.is_file() if path.lower().endswith(".gguf") else candidate.is_dir():
                 absolute = candidate.resolve()

@@ -16,8 +16,8 @@ _TOKENIZERS = ("*token*", "vocab.*", "tekken.json", "*.model")  # patterns of th
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
-def expanded(path: str) -> str:
-    """Return a path with `~` and environment variables replaced.
+def expanded(path: str, *, key: str) -> str:
+    """Return a path with `~` and environment variables replaced. key: where it was given, for errors.
 
     Raises:
         ConfigError: a variable is not set.
@@ -25,7 +25,7 @@ def expanded(path: str) -> str:
     for match in _VARIABLE.finditer(path):
         name = match[1] or match[2]
         if name not in os.environ:
-            raise ConfigError(f"{path!r}: the environment has no {name}; set it, or write the path out")
+            raise ConfigError(f"{key}: {path!r}: the environment has no {name}; set it, or write the path out")
     path = os.path.expandvars(path)
     return str(Path(path).expanduser()) if path.startswith("~") else path
 

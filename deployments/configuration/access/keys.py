@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from decoding.errors import ConfigError
 from deployments.configuration.access.key_ring import ApiKey, digest_of
+from deployments.configuration.paths import expanded
 from deployments.validation.strict import StrictModel, wrong_field
 
 ENVIRONMENT_KEY = "CONSORT_API_KEY"
@@ -55,7 +56,7 @@ class ApiKeyConfig(StrictModel):
         """Return the key with a digest in place of the secret. folder: the configuration's.
 
         Raises:
-            ConfigError: the secret is missing, or has characters that clients can't send.
+            ConfigError: the secret or a variable is missing, or the secret has characters that clients can't send.
         """
         if self.sha256 is not None:
             return self
@@ -65,7 +66,8 @@ class ApiKeyConfig(StrictModel):
             secret, source, missing = os.environ.get(self.env, ""), "env", f"the environment has no {self.env}"
         else:
             assert self.file is not None
-            secret, source, missing = _content(folder / self.file), "file", f"there is no secret in {self.file!r}"
+            path = folder / expanded(self.file, key=f"http.api_keys.{name}.file")
+            secret, source, missing = _content(path), "file", f"there is no secret in {self.file!r}"
         digest = _digest(secret, field=f"http.api_keys.{name}.{source}", missing=missing)
         return self.model_copy(update={"key": None, "env": None, "file": None, "sha256": digest})
 

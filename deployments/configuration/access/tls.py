@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import Field
 
 from decoding.errors import ConfigError
+from deployments.configuration.paths import expanded
 from deployments.validation.strict import StrictModel
 
 
@@ -19,9 +20,9 @@ class TlsConfig(StrictModel):
         """Return it with absolute paths. folder: the configuration's.
 
         Raises:
-            ConfigError: a file is missing or can't be read, or the key is another certificate's.
+            ConfigError: a file is missing or can't be read, a variable is not set, or the key is another certificate's.
         """
-        paths = {name: str((folder / Path(path).expanduser()).absolute()) for name, path in self}
+        paths = {name: str((folder / expanded(path, key=f"http.tls.{name}")).absolute()) for name, path in self}
         for name, path in paths.items():
             if not Path(path).is_file():
                 raise ConfigError(f"http.tls.{name}: there is no file {path}")

@@ -36,7 +36,7 @@ def config_with(folder: Path, **tls: str) -> HttpConfig:
     return parse_config(data, folder=folder).http
 
 
-def test_a_certificate_is_found_beside_the_configuration(tmp_path: Path) -> None:
+def test_a_certificate_is_found_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mine", "other"):
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
@@ -48,6 +48,11 @@ def test_a_certificate_is_found_beside_the_configuration(tmp_path: Path) -> None
     assert http.tls is not None
     assert http.tls.certificate == str(tmp_path / "mine.pem")
     http.tls.client_context()
+    monkeypatch.setenv("CERTIFICATES", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert config_with(tmp_path / "elsewhere", certificate="$CERTIFICATES/mine.pem", key="~/mine.key").tls == http.tls
+    with pytest.raises(ConfigError, match=r"^http\.tls\.key: '\$NOT_SET/mine\.key': the environment has no NOT_SET"):
+        config_with(tmp_path, certificate="mine.pem", key="$NOT_SET/mine.key")
     with pytest.raises(ConfigError, match=r"^http\.tls\.key: there is no file .*missing\.key$"):
         config_with(tmp_path, certificate="mine.pem", key="missing.key")
     with pytest.raises(ConfigError, match=r"^http\.tls: the certificate and the key can't be used together: "):

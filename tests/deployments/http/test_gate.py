@@ -100,18 +100,25 @@ def test_keys_come_from_the_file_itself_the_environment_and_files(
 ) -> None:
     monkeypatch.setenv("ALICES_KEY", "a")
     monkeypatch.setenv("CONSORT_API_KEY", "c")
-    (tmp_path / "bob").write_text("b\n", encoding="utf-8")
+    monkeypatch.setenv("SECRETS", str(tmp_path / "secrets"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "secrets").mkdir()
+    for name in ("bob", "secrets/dan", "secrets/fay"):
+        (tmp_path / name).write_text(f"{name[-3]}\n", encoding="utf-8")
     keys = {"alice": {"env": "ALICES_KEY"}, "bob": {"file": "bob", "max_requests": 3}, "eve": {"key": "eves-secret"}}
+    keys |= {"dan": {"file": "$SECRETS/dan"}, "fay": {"file": "~/secrets/fay"}}
     config = configured(keys, tmp_path)
     ring = config.http.key_ring()
-    keys_found = {secret: ring.find(f"Bearer {secret}") for secret in ("a", "b", "c", "eves-secret")}
+    keys_found = {secret: ring.find(f"Bearer {secret}") for secret in ("a", "b", "c", "d", "eves-secret", "f")}
     assert {secret: key.name for secret, key in keys_found.items() if key} == {
         "a": "alice",
         "b": "bob",
         "c": "environment",
+        "d": "dan",
         "eves-secret": "eve",
+        "f": "fay",
     }
-    assert ring.find("Bearer d") is None
+    assert ring.find("Bearer x") is None
     assert "eves-secret" not in repr(config)
 
 
@@ -156,6 +163,7 @@ def test_a_digest_is_as_good_as_the_secret(tmp_path: Path) -> None:
         ({"sha256": "123456"}, "http.api_keys.a.sha256: should match"),
         ({"key": "x", "env": "Y"}, "only one of them"),
         ({"env": "NOT_SET_ANYWHERE"}, "http.api_keys.a.env: the environment has no NOT_SET_ANYWHERE"),
+        ({"file": "$NOT_SET/a"}, "http.api_keys.a.file: '$NOT_SET/a': the environment has no NOT_SET"),
         ({"file": "nowhere"}, "http.api_keys.a.file: there is no secret in 'nowhere'"),
         ({"key": 123456}, "http.api_keys.a.key: should be a valid string"),
         ("123456", "http.api_keys.a: "),
