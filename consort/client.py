@@ -39,6 +39,9 @@ class Client(TextModel):
         """Return the names of the server's models."""
         return [card["id"] for card in self._http.document("/v1/models")["data"]]
 
+    def close(self) -> None:
+        """Do nothing: between requests a client holds no connection. As in `LLM`, so that code works with both."""
+
     def _answer(self, route: Route, bodies: Sequence[Body]) -> Sequence[Mapping[str, Any]]:
         if not bodies:
             return []

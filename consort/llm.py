@@ -4,7 +4,6 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
 from actors.model.thread_environment import compute_environment
@@ -111,14 +110,6 @@ class LLM(TextModel):
     def close(self) -> None:
         """End the model's threads. Requests in progress fail."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _answer(self, route: Route, bodies: Sequence[Body]) -> Sequence[Mapping[str, Any]]:
         chats = route == "/v1/chat/completions"

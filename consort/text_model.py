@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from consort.answers import Answer, Piece
 from consort.params import SamplingParams
@@ -21,6 +22,18 @@ class TextModel(ABC):
     All methods raise ConsortError: InvalidRequestError for what can't be answered as it is, with the field's name;
     UnavailableError and others for what failed.
     """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what the model holds; so does the end of a `with` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams = _DEFAULTS) -> list[Answer]:
         """Continue texts, all at the same time; return an answer for each, in their order.

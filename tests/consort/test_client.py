@@ -81,6 +81,12 @@ def test_texts(url: str) -> None:
     assert sorted(Handler.asked, key=str) == sorted(({**expected, "prompt": prompt} for prompt in prompts), key=str)
 
 
+def test_a_client_closes_as_a_model_does(url: str) -> None:
+    with Client(url) as client:
+        assert client.generate("one")[0].text == "after one"
+    client.close()
+
+
 def test_conversations(url: str) -> None:
     tool = {"type": "function", "function": {"name": "add"}}
     answer = Client(url, model="small").chat(
