@@ -24,8 +24,14 @@ class Detokenizer:
         self._cut = len(self._window)  # index at which a character begins, so the window may
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Add tokens. Returns the new text, without an incomplete character at its end."""
-        self._window.extend(tokens)
+        """Add tokens. Returns the new text, without an incomplete character at its end.
+
+        Bytes that are no text may be decoded otherwise once more follow, so tokens are taken one by one.
+        """
+        return "".join([self._add(token) for token in tokens])
+
+    def _add(self, token: int) -> str:
+        self._window.append(token)
         text = self._decode(self._window)
         certain = text.rstrip(_INCOMPLETE)
         new = certain[len(self._shown) :]

@@ -44,6 +44,17 @@ def test_any_tokens_even_if_they_are_no_text(data: st.DataObject, tokens: list[i
     assert "".join(pieces) + detokenizer.flush() == decode(tokens)
 
 
+def test_bytes_that_are_no_text_are_shown_alike_however_they_come() -> None:
+    """A decoder with byte fallback takes back a character that bytes follow which are none."""
+    tokenizer = sentencepiece_tokenizer()
+    tokens = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "漢字".encode()[:4]]
+    texts = []
+    for parts in ([tokens], [[token] for token in tokens]):
+        detokenizer = Detokenizer(lambda tokens: str(tokenizer.decode(tokens)))
+        texts.append("".join([detokenizer.add(part) for part in parts]) + detokenizer.flush())
+    assert texts[0] == texts[1]
+
+
 def test_a_character_in_four_tokens_is_shown_with_the_last() -> None:
     tokens = byte_level_tokenizer().encode("𐍈").ids
     assert len(tokens) == 4
