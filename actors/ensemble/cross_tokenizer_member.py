@@ -62,6 +62,10 @@ class CrossTokenizerMember(MemberRow):
         return self._length
 
     @property
+    def max_length(self) -> int:
+        return 0
+
+    @property
     def prefilling(self) -> bool:
         return self.pending > (_RUN_WITH_DRAFT if self.joined else 1)
 

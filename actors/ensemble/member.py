@@ -44,6 +44,11 @@ class MemberRow(ServedRow):
         return len(self.tokens)
 
     @property
+    def max_length(self) -> int:
+        """As in Joined."""
+        return self._runner.max_length
+
+    @property
     def due(self) -> bool:
         return self.ready and (self.prefilling or self.request is not None)
 
@@ -67,7 +72,7 @@ class MemberRow(ServedRow):
         if self.joined or self.prefilling or not self.ready:
             return None
         self.joined = True
-        return Joined(self.key[1], self.admission)
+        return Joined(self.key[1], self.admission, self.max_length)
 
     def rejoins(self, join: Join) -> bool:
         if join != self.join:
@@ -91,9 +96,8 @@ class MemberRow(ServedRow):
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
         """Append tokens to the text, and prepare to run a draft. Returns False without room or for unknown tokens."""
         known = self._runner.can_run([*new_tokens, *draft.tokens, self.tokens[0]])
-        length, drafted = len(self.tokens) + len(new_tokens), len(draft.tokens)
-        fits = length < self._runner.max_length and length + drafted <= self._runner.cache.capacity
-        if not known or not fits or drafted >= MAX_BRANCHES:
+        length = len(self.tokens) + len(new_tokens) + len(draft.tokens)
+        if not known or length >= self._runner.max_length or len(draft.tokens) >= MAX_BRANCHES:
             return False
         self._keep_accepted(new_tokens)
         self.tokens += new_tokens

@@ -52,6 +52,7 @@ class EnsembleRounds:
         self.views: list[list[MemberView]] | None = None  # of each token of the last round, if wanted
         self._steps = 0
         self._joined = [True, *(False for _ in ensemble.members)]
+        self._max_lengths = [0] * len(self.models)  # as in Joined
         self._began_s = now_s
         self._tokens = [0] * len(self.models)
         self._agreed = [0] * len(self.models)
@@ -74,10 +75,19 @@ class EnsembleRounds:
         pairs = zip(self.replicas, self.present, strict=True)
         return [replica for replica, present in pairs if present and replica]
 
-    def mark_joined(self, replica: str) -> None:
-        """Note that a member has read the text."""
+    @property
+    def room(self) -> int | None:
+        """Texts and drafts that all present members can judge are shorter; None: as far as is known, any."""
+        lengths = [
+            length for length, present in zip(self._max_lengths, self.present, strict=True) if present and length
+        ]
+        return min(lengths, default=None)
+
+    def mark_joined(self, replica: str, max_length: int = 0) -> None:
+        """Note that a member has read the text. max_length: as in Joined."""
         if replica in self.others:
-            self._joined[self.replicas.index(replica)] = True
+            index = self.replicas.index(replica)
+            self._joined[index], self._max_lengths[index] = True, max_length
 
     def begin_round(self, draft: Draft, now_s: float, began_s: float) -> None:
         """Begin a round over a draft. began_s: the end of the round before."""

@@ -141,7 +141,8 @@ class EnsembleLeader:
         member_key = row.key[1], replica
         match message:
             case Joined():
-                ensemble.mark_joined(replica)
+                ensemble.mark_joined(replica, message.max_length)
+                row.limit_draft()
                 self._mark_answered(member_key, step=0)
             case LogitsReply(_, step, packed, best):
                 if packed.vocab_size > self._runner.vocab_size + _PADDING:

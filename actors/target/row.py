@@ -59,7 +59,7 @@ class TargetRow(ServedRow):
         self.deadline_s = 0.0
         self.rejected_at = 0  # length of the text when a draft token was last rejected
         self.usable_draft_length = 0  # the most draft tokens that a step can use
-        self._limit_draft()
+        self.limit_draft()
         self.step_draft = NO_DRAFT  # that the next step verifies
         self.mask: Tensor | None = None  # as in Verification
         self._verification: Verification | None = None  # of the logits that were taken last
@@ -148,10 +148,12 @@ class TargetRow(ServedRow):
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
 
-    def _limit_draft(self) -> None:
+    def limit_draft(self) -> None:
         """Find out how many draft tokens a step can use. The request's last token needs no draft."""
-        room = self.prompt_length + self.params.max_tokens - len(self.tokens) - 1
-        self.usable_draft_length = min(self.draft_length, room)
+        end = self.prompt_length + self.params.max_tokens
+        if self.ensemble is not None and self.ensemble.room is not None:
+            end = min(end, self.ensemble.room)
+        self.usable_draft_length = max(0, min(self.draft_length, end - len(self.tokens) - 1))
 
     @property
     def drafted_length(self) -> int:
@@ -183,7 +185,7 @@ class TargetRow(ServedRow):
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""
         self.trie.commit(tokens)
         if self.draft_length:
-            self._limit_draft()
+            self.limit_draft()
         if rejected:
             self.rejected_at = len(self.tokens)
         if rejected and self.rejects:

@@ -212,6 +212,7 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
 
     request_id: int
     admission: int = 0  # as in Join
+    max_length: int = 0  # texts and drafts are shorter, in the leader's tokens; 0: that depends on the text
 
 
 class LogitsRequest(msgspec.Struct, frozen=True, tag=True):

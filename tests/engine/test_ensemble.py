@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Messa
 from decoding.blending.blend import BlendBatch, blend
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
+from decoding.errors import UnavailableError
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import noisy
@@ -59,12 +61,16 @@ class SlowRunner(Runner):
 
 
 @contextmanager
-def running(*, slots: int = 12, runner: type[Runner] = Runner, both: str = "") -> Iterator[Engine]:
-    """both: the model that is target and drafter."""
+def running(
+    *, slots: int = 12, runner: type[Runner] = Runner, both: str = "", lengths: dict[str, int] | None = None
+) -> Iterator[Engine]:
+    """both: the model that is target and drafter. lengths: `max_length` of models, if it is not 128."""
     replicas: dict[str, tuple[Role, Runner]] = {
         name: (
             "both" if name == both else "drafter" if name == "drafter" else "target",
-            (Runner if name == "drafter" else runner)(model, slots=slots, max_length=128, max_query=64),
+            (Runner if name == "drafter" else runner)(
+                model, slots=slots, max_length=(lengths or {}).get(name, 128), max_query=64
+            ),
         )
         for name, model in MODELS.items()
     }
@@ -324,3 +330,25 @@ def test_other_transports_are_close(dtype: Any) -> None:
             ]
             first, second = engine.generate(pair)
             assert tokens(first)[:1] == tokens(second)[:1]
+
+
+@pytest.mark.parametrize("on_member_failure", ["drop", "fail"])
+def test_drafts_end_where_a_member_with_shorter_texts_does(on_member_failure: str) -> None:
+    """So that the text, or the error, is the same with drafts and without."""
+    answers: list[list[str]] = []
+    with running(runner=SlowRunner, lengths={"second": 24}) as engine:
+        for drafter in (None, "drafter"):
+            endpoint = ensemble(
+                BlendParams(kind="mixture", weights=(0.3, 0.7)), drafter=drafter, on_member_failure=on_member_failure
+            )
+            answers.append([])
+            for i in range(6):  # the member can judge 23 tokens: 16 of the answer for the third prompt, and one more
+                request = Request(endpoint, PROMPTS[2], replace(params(i), max_tokens=17))
+                try:
+                    (answer,) = engine.generate([request])
+                    answers[-1].append(str(tokens(answer)))
+                except UnavailableError as error:
+                    answers[-1].append(str(error))
+        engine.check()
+    assert answers[0] == answers[1]
+    assert all("no room" in answer for answer in answers[0]) == (on_member_failure == "fail")
