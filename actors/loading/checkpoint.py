@@ -110,13 +110,18 @@ def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
     """
     if not spec.devices:
         raise ConfigError(f"models.{spec.name}.device is 'balanced', but there is no GPU")
-    config = _load_config(spec)
-    skeleton = _skeleton(spec, config)
-    _check_memory(spec, config, skeleton)
+    config = load_config(spec)
+    skeleton = make_skeleton(spec, config)
+    check_memory(spec, config, skeleton, room=memory_budget.room_for_weights(spec.devices, spec.memory_bytes))
     return config, skeleton
 
 
-def _load_config(spec: ModelSpec) -> PretrainedConfig:
+def load_config(spec: ModelSpec) -> PretrainedConfig:
+    """Return a model's configuration.
+
+    Raises:
+        ConfigError: it can't be read or served, or has fewer positions than `max_length`.
+    """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             settings_folder(spec.path), revision=spec.revision, trust_remote_code=spec.trust_remote_code
@@ -142,8 +147,12 @@ def _load_draft_vocabulary(spec: ModelSpec, config: PretrainedConfig) -> Tensor:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
 
 
-def _skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
-    """Return the model on the meta device, to check it before any memory is used."""
+def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
+    """Return the model on the meta device, to check it before any memory is used.
+
+    Raises:
+        ConfigError: it can't be made or served.
+    """
     try:
         with torch.device("meta"):
             skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -158,19 +167,21 @@ def _skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
     return skeleton
 
 
-def _check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel) -> None:
-    """Raise ConfigError if the weights won't fit. Checkpoints that are already quantised are not checked."""
+def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel, *, room: int) -> None:
+    """Raise ConfigError if the weights, or each device's part of them, won't fit.
+
+    Checkpoints that are already quantised are not checked. room: bytes for weights.
+    """
     if getattr(config, "quantization_config", None) is not None:
         return
     dtype = _dtype(spec, config)
     device = spec.devices[0]
     needed = weight_bytes(skeleton, dtype, spec.quantization, device)
     smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None, device)} if dtype.itemsize > 2 else {}
-    kinds: tuple[Quantization, ...] = ("int8", "nf4")
+    kinds: tuple[Quantization, ...] = ("int8", "nf4") if spec.tensor_parallel == 1 else ()
     smaller |= {f"quantization: {kind}": weight_bytes(skeleton, dtype, kind, device) for kind in kinds}
-    memory_budget.check_weights(
-        spec.name, needed, smaller, room=memory_budget.room_for_weights(spec.devices, spec.memory_bytes)
-    )
+    parts = {change: needed // spec.tensor_parallel for change, needed in smaller.items()}
+    memory_budget.check_weights(spec.name, needed // spec.tensor_parallel, parts, room=room)
 
 
 def _dtype(spec: ModelSpec, config: PretrainedConfig) -> torch.dtype:
@@ -183,13 +194,25 @@ def _dtype(spec: ModelSpec, config: PretrainedConfig) -> torch.dtype:
 
 def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
     device_map = "balanced" if spec.device == "balanced" else {"": spec.devices[0]}
+    model = read_weights(spec, device_map=device_map, **options)
+    placed = set(getattr(model, "hf_device_map", {}).values())
+    if spec.device == "balanced" and placed & {"cpu", "disk"}:
+        raise ConfigError(f"models.{spec.name}.device: the weights don't fit on the {len(spec.devices)} GPUs")
+    return model
+
+
+def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
+    """Return a checkpoint's model. options: for `from_pretrained`.
+
+    Raises:
+        ConfigError: it can't be loaded, or lacks weights.
+    """
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             weights_folder(spec.path, spec.dtype),
             revision=spec.revision,
             trust_remote_code=spec.trust_remote_code,
             dtype=spec.dtype,
-            device_map=device_map,
             use_safetensors=True if spec.safetensors_only else None,
             output_loading_info=True,
             **options,
@@ -201,9 +224,6 @@ def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
     if missing:
         shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} lacks {len(missing)} weights: {shown}")
-    placed = set(getattr(model, "hf_device_map", {}).values())
-    if spec.device == "balanced" and placed & {"cpu", "disk"}:
-        raise ConfigError(f"models.{spec.name}.device: the weights don't fit on the {len(spec.devices)} GPUs")
     return model
 
 

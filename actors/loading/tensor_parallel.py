@@ -7,21 +7,18 @@ splits the layers and sums their results (`tp_plan`, torch.distributed). Knows n
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from actors.loading.checkpoint import _LOAD_ERRORS, _SHOWN_WEIGHTS, ModelSpec, _load_config, _skeleton
-from actors.loading.gguf import weights_folder
+from actors.loading.checkpoint import ModelSpec, check_memory, load_config, make_skeleton, read_weights
 from actors.loading.memory_budget import (
     Bytes,
-    check_weights,
     choose_slots,
     column_bytes,
     fit_pages,
@@ -29,7 +26,6 @@ from actors.loading.memory_budget import (
     room_for_weights,
     weights_on_devices,
 )
-from actors.loading.quantization import weight_bytes
 from actors.loading.settings import context_length, is_trimmed
 from actors.loading.supported import try_out
 from actors.model.forward_input import RowInput
@@ -130,10 +126,11 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
             raise ConfigError(f"models.{spec.name}.{field}: does not go together with tensor_parallel; leave it out")
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    config = _load_config(spec)
+    config = load_config(spec)
     if is_trimmed(config):
         raise ConfigError(f"models.{spec.name}.tensor_parallel: a drafter with a trimmed vocabulary runs on one device")
-    _check_memory(spec, config, _skeleton(spec, config), group)
+    least = group.least(room_for_weights([torch.device(group.rank.device)], spec.memory_bytes))
+    check_memory(spec, config, make_skeleton(spec, config), room=least)
     model = load_shard(spec, group)
     size: dict[str, int] = {
         "slots": choose_slots(spec.slots, model.device),
@@ -147,21 +144,6 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     runner = Runner(model, **size, lora=None)
     runner.cache = _FollowingCache(slots=size["slots"], capacity=runner.cache.capacity, pages=pages)
     return runner
-
-
-def _check_memory(
-    spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel, group: TensorParallelGroup
-) -> None:
-    """Raise ConfigError if a rank's part of the weights won't fit, on any of them. Otherwise as for one device."""
-    if getattr(config, "quantization_config", None) is not None:
-        return
-    device = torch.device(group.rank.device)
-    dtype: torch.dtype = skeleton.dtype if spec.dtype == "auto" else getattr(torch, spec.dtype)
-    needed, in_bfloat16 = (
-        weight_bytes(skeleton, each, None, device) // group.rank.size for each in (dtype, torch.bfloat16)
-    )
-    smaller = {"dtype: bfloat16": in_bfloat16} if dtype.itemsize > 2 else {}
-    check_weights(spec.name, needed, smaller, room=group.least(room_for_weights([device], spec.memory_bytes)))
 
 
 def _memory(spec: ModelSpec, model: PreTrainedModel, group: TensorParallelGroup) -> tuple[Bytes, Bytes]:
@@ -190,24 +172,7 @@ def load_shard(spec: ModelSpec, group: TensorParallelGroup) -> PreTrainedModel:
             evenly among the ranks.
     """
     plan = DistributedConfig(tp_size=group.rank.size, tp_plan="auto")
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            weights_folder(spec.path, spec.dtype),
-            revision=spec.revision,
-            trust_remote_code=spec.trust_remote_code,
-            dtype=spec.dtype,
-            distributed_config=plan,
-            use_safetensors=True if spec.safetensors_only else None,
-            output_loading_info=True,
-        )
-    except (*_LOAD_ERRORS, ConfigError) as error:
-        raise ConfigError(
-            f"models.{spec.name}.path: can't load {spec.path!r} in {group.rank.size} parts: {error}"
-        ) from error
-    model: PreTrainedModel = loaded[0]
-    if missing := sorted(loaded[1]["missing_keys"]):
-        shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")
-        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} lacks {len(missing)} weights: {shown}")
+    model = read_weights(spec, distributed_config=plan)
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % group.rank.size:

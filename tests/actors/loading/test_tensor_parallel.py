@@ -123,9 +123,9 @@ def test_each_device_needs_room_for_its_part_of_the_weights(tmp_path: Path) -> N
     part = sum(parameter.nbytes for parameter in model.parameters()) // 2
     group, load = group_of(2), "actors.loading.tensor_parallel.load_shard"
     with pytest.raises(ConfigError, match=r"models\.m: the weights need .*: dtype: bfloat16 would need"):
-        load_sharded_runner(spec(tmp_path, memory_bytes=part - 1), group)
+        load_sharded_runner(spec(tmp_path, memory_bytes=part - 1, tensor_parallel=2), group)
     with mock.patch(load, side_effect=InterruptedError), pytest.raises(InterruptedError):
-        load_sharded_runner(spec(tmp_path, memory_bytes=part), group)
+        load_sharded_runner(spec(tmp_path, memory_bytes=part, tensor_parallel=2), group)
 
 
 def test_pickled_weights_are_loaded_only_on_request(tmp_path: Path) -> None:
