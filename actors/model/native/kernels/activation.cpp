@@ -19,8 +19,16 @@ struct Silu {
     static float apply(float x) { return gated(x, x); }
 };
 
-struct Gelu {  // Hendrycks and Gimpel, arXiv 1606.08415
-    static float apply(float x) { return 0.5f * x * (1 + std::erf(0.707106781f * x)); }
+struct Gelu {  // Hendrycks and Gimpel, arXiv 1606.08415; the error function by Abramowitz and Stegun, 7.1.26
+    static float apply(float x) {
+        const float z = 0.707106781f * std::fabs(x), t = 1 / (1 + 0.3275911f * z);
+        float sum = 1.061405429f * t - 1.453152027f;
+        sum = sum * t + 1.421413741f;
+        sum = sum * t - 0.284496736f;
+        sum = sum * t + 0.254829592f;
+        const float rest = 0.5f * sum * t * exponential(-z * z);  // of the normal distribution, beyond |x|
+        return x * (x < 0 ? rest : 1 - rest);
+    }
 };
 
 struct GeluTanh {  // their first approximation: (1 + tanh(y)) / 2 is the logistic function of 2 y
