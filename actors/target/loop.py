@@ -104,8 +104,9 @@ class Target:
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
         if self._heads is not None:
-            writers = [self._rows.writer(share.row.key) for share in shares] if self._rows.drafting else []
-            self._heads.begin_step(writers, inputs)
+            self._heads.begin_step()
+            if self._rows.drafting:
+                self._heads.note_step([self._rows.writer(share.row.key) for share in shares], inputs)
         verifications = self._take(shares, inputs, logits)
         wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()
