@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decoding.errors import UnavailableError
 from deployments.ui.commands.report import Report
 from evaluation.table import metrics_table
 
@@ -19,22 +19,25 @@ _BLUE, _RED = "#3b6fb6", "#c0392b"
 def write_page(report: Report, folder: Path) -> list[Path]:
     """Write the report into a folder, which is made if it is missing. Returns the files.
 
-    Raises:
-        UnavailableError: matplotlib is not installed; all but the pictures is written.
+    Without matplotlib it has no pictures.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page, data = folder / "report.md", folder / "report.json"
-    page.write_text(_page(report), encoding="utf-8")
+    pictures = [folder / _TIMES, folder / _ACCEPTANCE] if len(report.seconds) > 1 and has_pictures() else []
+    page.write_text(_page(report, pictured=bool(pictures)), encoding="utf-8")
     data.write_text(json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    pictures: list[Path] = []
-    if len(report.seconds) > 1:
-        pictures = [folder / _TIMES, folder / _ACCEPTANCE]
+    if pictures:
         _draw_times(report, pictures[0])
         _draw_acceptance(report.acceptance, pictures[1])
     return [page, data, *pictures]
 
 
-def _page(report: Report) -> str:
+def has_pictures() -> bool:
+    """Whether matplotlib is here, which draws them."""
+    return find_spec("matplotlib") is not None
+
+
+def _page(report: Report, *, pictured: bool) -> str:
     more = {way.way.name: (f"{way.tokens_per_s:.1f}",) for way in report.ways}
     table = metrics_table({way.way.name: way.metrics for way in report.ways}, more, ("tokens/s",))
     parts = [
@@ -50,12 +53,12 @@ def _page(report: Report) -> str:
         best = min((length for length in report.seconds if length), key=lambda length: report.seconds[length])
         parts += [
             "## Execution time by draft length",
-            f"![Seconds by draft length, and plain]({_TIMES})",
+            *([f"![Seconds by draft length, and plain]({_TIMES})"] if pictured else []),
             f"Plain decoding took {plain:.2f} s. The fastest draft length was {best}, with {report.seconds[best]:.2f} "
             f"s: {plain / report.seconds[best]:.2f} times as fast.",
-            "## Acceptance by position",
-            f"![Share of drafts accepted up to each position]({_ACCEPTANCE})",
         ]
+        if pictured:
+            parts += ["## Acceptance by position", f"![Share of drafts accepted up to each position]({_ACCEPTANCE})"]
     parts.append("## Texts")
     for index, prompt in enumerate(report.prompts):
         parts.append(f"### {prompt}")
@@ -85,8 +88,6 @@ def _draw_acceptance(shares: Sequence[float], path: Path) -> None:
 
 
 def _new_figure() -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnavailableError("the report has no pictures, which need matplotlib; install consort[bench]") from error
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(7, 4), layout="constrained")

@@ -159,7 +159,7 @@ def report(
 ) -> None:
     """Compare ways of decoding on a running server: texts, speed, draft lengths. Writes Markdown, pictures and JSON."""
     from deployments.ui.commands.report import Reporter
-    from deployments.ui.commands.report_page import write_page
+    from deployments.ui.commands.report_page import has_pictures, write_page
     from evaluation.prompts import PROMPTS
 
     texts = PROMPTS if prompts is None else [line for line in _read(prompts).splitlines() if line.strip()]
@@ -168,6 +168,8 @@ def report(
     measured = Reporter(Client(url, api_key), max_tokens=max_tokens, temperature=temperature).run(endpoint, texts)
     for path in write_page(measured, output):
         _console.print(str(path), markup=False)
+    if not has_pictures():
+        _console.print("There are no pictures, which need matplotlib: pip install 'consort[bench]'", markup=False)
 
 
 @click.command()
