@@ -1,8 +1,9 @@
-"""Which model gets which GPUs, or which share of one. Knows nothing of weights, threads and lengths."""
+"""Which model gets which GPUs, or which share of one. Knows nothing of threads and lengths."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from actors.loading.memory_rules import USABLE
 from decoding.errors import ConfigError
 from deployments.planning.demand import Demand
 from deployments.planning.machine import Gpu, Machine
@@ -42,9 +43,15 @@ def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare
         if demand.processes <= len(left):
             taken, left[:] = left[: demand.processes], left[demand.processes :]
             devices[demand.name] = DeviceShare(_indices(taken), 1, _least(taken))
-        elif demand.processes == 1 and (rest := max(rests.values(), default=0)):
+        elif demand.processes == 1 and (rest := _largest_rest(demand, rests)):
             devices[demand.name] = _requested(demand, rest, left, rests)
     return devices
+
+
+def _largest_rest(demand: Demand, rests: Mapping[Gpu, float]) -> float:
+    """Return the largest part of a GPU that is left and has room for the model's weights; 0: none."""
+    roomy = [rest for gpu, rest in rests.items() if demand.weights_bytes <= rest * gpu.free_bytes * USABLE]
+    return max(roomy, default=0) if demand.size is not None else 0
 
 
 def _requested(demand: Demand, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> DeviceShare:

@@ -129,6 +129,8 @@ def test_models_get_what_is_left_of_a_gpu_that_was_configured_in_part(other: Dem
     assert (models["target"].gpus, models[other.name].num_gpus, models["third"].num_gpus) == ((0, 1), 0.3, 0.3)
     _, models = plan_for(machine(1), replace(TARGET, num_gpus=0.5, replicas=2), other)
     assert models[other.name].num_gpus == 0
+    _, models = plan_for(machine(1), replace(TARGET, num_gpus=0.33, replicas=3), other)
+    assert models[other.name].num_gpus == 0  # a hundredth has no room for it
 
 
 def test_a_model_that_does_not_fit_names_what_would() -> None:
