@@ -31,7 +31,7 @@ _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", r
 _FORMAT = 3  # of the conversions; raised when they change
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers of the models of 27 B
 _SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
-    "default",
+    "default",  # or missing: taken for GPT-2's, as transformers does
     "gpt-2",
     "phi-2",
     "mpt",

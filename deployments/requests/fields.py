@@ -78,7 +78,11 @@ def at_most(count: int) -> BeforeValidator:
 
 
 def _without_surrogates_inside(value: dict[str, Any]) -> dict[str, Any]:
-    without_surrogates(json.dumps(value, ensure_ascii=False))
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:  # only in a process: bodies are JSON
+        raise PydanticCustomError("json", "should be JSON") from error
+    without_surrogates(text)
     return value
 
 

@@ -117,7 +117,9 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
     default_max_tokens = None
 
     stop: StopStrings | None = Field(
-        None, alias="stop_sequences", description="The answer ends right before any of these; `stop` means the same."
+        None,
+        alias="stop_sequences",
+        description="The answer ends right before any of these. `stop` is read where this is missing.",
     )
     return_token_details: Annotated[bool | None, without_effect(False)] = Field(
         None, description="Without effect: messages have no details of tokens."
