@@ -37,8 +37,11 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of servers: they wait more than they compute, so they cost least beside others."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_SERVER))
+    """Let the tests of servers come early: they wait more than they compute, so they cost least beside others.
+
+    Not first, when kernels are not compiled and nothing is in the cache of files: their commands have time limits.
+    """
+    items.sort(key=lambda item: (not item.nodeid.startswith("tests/actors/"), not item.nodeid.startswith(_SERVER)))
 
 
 @pytest.hookimpl(optionalhook=True)

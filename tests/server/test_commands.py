@@ -56,7 +56,7 @@ def free_port() -> int:
 
 def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str, str]) -> None:
     process = subprocess.run(
-        [*COMMAND, "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [*COMMAND, "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert process.returncode == 0, process.stderr
     assert process.stderr == ""
