@@ -63,7 +63,7 @@ class CrossTokenizerMember(MemberRow):
 
     @property
     def max_length(self) -> int:
-        return 0
+        return 0  # how many of its own tokens a text has depends on the text
 
     @property
     def prefilling(self) -> bool:

@@ -76,12 +76,10 @@ class EnsembleRounds:
         return [replica for replica, present in pairs if present and replica]
 
     @property
-    def room(self) -> int | None:
+    def max_length(self) -> int | None:
         """Texts and drafts that all present members can judge are shorter; None: as far as is known, any."""
-        lengths = [
-            length for length, present in zip(self._max_lengths, self.present, strict=True) if present and length
-        ]
-        return min(lengths, default=None)
+        pairs = zip(self._max_lengths, self.present, strict=True)
+        return min([length for length, present in pairs if present and length], default=None)
 
     def mark_joined(self, replica: str, max_length: int = 0) -> None:
         """Note that a member has read the text. max_length: as in Joined."""

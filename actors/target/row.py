@@ -151,8 +151,9 @@ class TargetRow(ServedRow):
     def limit_draft(self) -> None:
         """Find out how many draft tokens a step can use. The request's last token needs no draft."""
         end = self.prompt_length + self.params.max_tokens
-        if self.ensemble is not None and self.ensemble.room is not None:
-            end = min(end, self.ensemble.room)
+        longest = None if self.ensemble is None else self.ensemble.max_length
+        if longest is not None:
+            end = min(end, longest)
         self.usable_draft_length = max(0, min(self.draft_length, end - len(self.tokens) - 1))
 
     @property
