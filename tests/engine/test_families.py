@@ -42,7 +42,7 @@ from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import noisy
-from tests.support.models import CONFIGS, VOCAB, tiny_model
+from tests.support.models import CONFIGS, VOCAB, let_llama_count_positions, tiny_model
 
 TOLERANCE = 1e-4
 SHAPE: dict[str, Any] = {
@@ -258,12 +258,7 @@ def test_positions_that_depend_on_length_are_served_up_to_the_length_where_they_
 def test_a_model_that_counts_positions_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration does not show it."""
     tiny_model("llama").save_pretrained(tmp_path)
-    forward = LlamaForCausalLM.forward
-
-    def counting(self: LlamaForCausalLM, *, position_ids: Tensor | None = None, **options: Any) -> Any:
-        return forward(self, **options)
-
-    monkeypatch.setattr(LlamaForCausalLM, "forward", counting)
+    let_llama_count_positions(monkeypatch)
     with pytest.raises(ConfigError, match=r"models\.m\.path: .* can't be served: LlamaForCausalLM gives other logits"):
         load_runner(spec(tmp_path))
 

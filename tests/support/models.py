@@ -3,7 +3,9 @@
 from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -11,6 +13,7 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
@@ -93,3 +96,13 @@ def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
             if parameter.ndim > 1 or name.endswith(("sinks", "router.bias")):
                 parameter.normal_(std=0.15, generator=generator)
     return model.eval().float()
+
+
+def let_llama_count_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Llama ignore the positions that it is given, which its configuration does not show."""
+    forward = LlamaForCausalLM.forward
+
+    def counting(self: LlamaForCausalLM, *, position_ids: Tensor | None = None, **options: Any) -> Any:
+        return forward(self, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", counting)

@@ -10,8 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import AutoModelForCausalLM, GPTJConfig, LlamaForCausalLM, Phi3Config, PretrainedConfig
+from transformers import AutoModelForCausalLM, GPTJConfig, Phi3Config, PretrainedConfig
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loading.checkpoint import ModelSpec, load_model
@@ -22,7 +21,7 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
-from tests.support.models import tiny_model
+from tests.support.models import let_llama_count_positions, tiny_model
 
 SIZE: dict[str, Any] = {"slots": 3, "max_length": 96, "max_query": 64}
 TARGET, DRAFTER = "models/target", "models/drafter"
@@ -168,11 +167,6 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_counts_positions_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration does not show it."""
     tiny_model("llama").save_pretrained(tmp_path)
-    forward = LlamaForCausalLM.forward
-
-    def counting(self: LlamaForCausalLM, *, position_ids: Tensor | None = None, **options: Any) -> Any:
-        return forward(self, **options)
-
-    monkeypatch.setattr(LlamaForCausalLM, "forward", counting)
+    let_llama_count_positions(monkeypatch)
     with pytest.raises(ConfigError, match=r"models\.m\.path: .* can't be served: LlamaForCausalLM gives other logits"):
         load_sharded_runner(spec(tmp_path), group_of(1))
