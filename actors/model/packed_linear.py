@@ -1,12 +1,11 @@
 """Linear layers whose weights are laid out once, at loading. Those that see the same input are computed as one.
 
-On CPUs our own kernel computes them (`NativeLinear`). oneDNN (`PackedLinear`) computes bfloat16 where the processor has
-instructions for it, and float32 without our kernel. Torch's own `linear` reads weights at little more than half the
-speed of memory (docs/experiments.md).
+On CPUs our own kernel computes them (`NativeLinear`), and oneDNN (`PackedLinear`) where there is no compiler for it.
+Torch's own `linear` reads weights at little more than half the speed of memory (docs/experiments.md).
 
 For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So `PackedLinear` computes few
 numbers of tokens: `padded_size`. oneDNN gives a token the same bits for every number of tokens but one, so there are at
-least two. That is checked for each shape on the machine at hand.
+least two, but not with AMX. That is checked for each shape on the machine at hand.
 """
 
 import logging
@@ -30,6 +29,7 @@ _LEAST, _EXACT = 2, 16  # tokens; between these there is no padding
 _SIZES_PER_DOUBLING = 8  # beyond that: padding adds at most an eighth
 
 _CHECKED = (2, 3, 4, 8, 16, 18, 32, 64, 128, 256)  # numbers of tokens whose results are compared
+_MOVED = slice(50, 66)  # tokens whose results are compared with those that they get at the beginning
 _log = logging.getLogger(__name__)
 
 _product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
@@ -89,8 +89,11 @@ def _sizes(weight: Tensor) -> Sequence[int]:
     key = *weight.shape, weight.dtype, torch.get_num_threads()
     if key not in _sizes_by_shape:
         x = torch.randn(_CHECKED[-1], weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-        sizes = _largest_group([_product(x[:count], weight, None) for count in _CHECKED])
-        if len(sizes) < len(_CHECKED):
+        results = [_product(x[:count], weight, None) for count in _CHECKED]
+        sizes = _largest_group(results)
+        if not torch.equal(_product(x[_MOVED], weight, None), results[-1][_MOVED]):
+            _log.warning("products of %s round by a token's place in its batch; a C++ compiler helps", [*weight.shape])
+        elif len(sizes) < len(_CHECKED):
             _log.warning("products of %s run with %s tokens only, where rounding is the same", [*weight.shape], sizes)
         _sizes_by_shape[key] = () if len(sizes) == len(_CHECKED) else sizes
     return _sizes_by_shape[key]
@@ -184,7 +187,7 @@ def _replacement(weight: Tensor, bias: Tensor | None, deterministic: bool) -> nn
     """Return a layer for the device of the weights, [out_features, in_features]; None: torch's own is as good."""
     if deterministic and serves(weight):
         return FixedOrderLinear(weight, bias)
-    if has_kernel(weight) and (weight.dtype == torch.float32 or not _onednn_computes(weight)):
+    if has_kernel(weight):
         return NativeLinear(weight, bias)
     return PackedLinear(weight, bias, deterministic=deterministic) if _onednn_computes(weight) else None
 

@@ -1,6 +1,7 @@
 """The model of the default configuration writes what `generate` writes, and its endpoint answers in English."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
+from actors.model.forward_input import RowInput
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.drafts.ngram import NgramOptions
@@ -104,6 +106,24 @@ def test_texts_are_split_as_the_original_tokenizer_splits_them(model: DefaultMod
     tokenizer = model.tokenizer if path is None else load_tokenizer(str(ROOT / path))
     pieces = ["Steps", ":", "ĊĊ", "1", ".", "ĠMix", "Ġ", "2", "0", "Ġeggs"]
     assert tokenizer.tokenize("Steps:\n\n1. Mix 20 eggs") == pieces
+
+
+@torch.inference_mode()
+def test_logits_have_the_same_bits_however_a_text_is_read(model: DefaultModel) -> None:
+    """In bfloat16, as it is served. Products of this size are where libraries choose kernels by the batch."""
+    runner = load_runner(replace(model.spec, dtype="bfloat16"))
+    text = [token for question in QUESTIONS for token in model.prompt(question)][-70:]
+
+    def logits(size: int) -> torch.Tensor:
+        """Read so many tokens at once. Return the last logits, [1, V]."""
+        runner.cache.clear_all()
+        for start in range(0, len(text), size):
+            result = runner.logits([RowInput(0, start, text[start : start + size])])
+        return result[-1:].clone()
+
+    expected = logits(len(text))
+    for size in (1, 5, 8, 16, 17, 24, 33):
+        assert torch.equal(logits(size), expected)
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 // Products with the weights of a linear layer, on a CPU. See actors/model/native/linear.py.
 //
 // Each result is one sum in float32 over the input features, always in the same order. So it has the same bits for every
-// number of rows or threads. Weights lie in panels of neighbouring output features: [panels, size / depth, panel, depth].
+// number of rows or threads. bfloat16 is multiplied in tiles where there are any, with one row as with many. Weights lie
+// in panels of neighbouring output features: [panels, size / depth, panel, depth].
 
+#include "tiles.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -188,9 +190,63 @@ void linear(const Call& call, const typename Kind::Input* x) {
     }
 }
 
+#ifdef HAS_TILES
+// Writes a row's results. A whole panel is a constant number of them, which takes the compiler no loop.
+template <typename Output>
+inline void finish_row(const float* sums, const float* bias, int64_t width, Output* output) {
+    if (width == panel) {
+        for (int64_t i = 0; i < panel; ++i) store(sums[i] + bias[i], output + i);
+    } else {
+        for (int64_t i = 0; i < width; ++i) store(sums[i] + bias[i], output + i);
+    }
+}
+
+// Panels stay in the fastest cache while the rows of a chunk pass by.
+template <typename Output>
+void linear_by_tiles(const Call& call) {
+    constexpr int64_t block = 2 * tiles::rows;
+    static_assert(panel == 2 * tiles::columns);
+    const int64_t rows = call.rows, size = tiles::packed_row(call.size), columns = call.columns;
+    const auto* weight = static_cast<const BFloat16*>(call.weight);
+    BFloat16* const x = tiles::packed_memory(rows, call.size);
+    const int64_t chunk = divide_up(part(rows, most_chunk), block) * block, panels = divide_up(columns, panel);
+    const int64_t pairs = call.size / 2, some_pairs = divide_up(part(pairs, tiles::most_pairs), tiles::pairs) * tiles::pairs;
+#pragma omp parallel num_threads(call.threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; ++row)
+            tiles::pack_row(static_cast<const BFloat16*>(call.x), row, call.size, x);
+        int64_t configured = 0;
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < divide_up(rows, chunk) * panels; ++task) {
+            const int64_t first = task / panels * chunk, count = std::min(chunk, rows - first);
+            const int64_t column = task % panels * panel, width = std::min(panel, columns - column);
+            alignas(64) float sums[most_chunk * panel];
+            for (int64_t pair = 0; pair < pairs; pair += some_pairs) {
+                for (int64_t row = 0; row < count; row += block) {
+                    const int64_t these = std::min(block, count - row);
+                    if (these != configured) tiles::configure(configured = these);
+                    const auto multiply = these > tiles::rows ? tiles::multiply<true> : tiles::multiply<false>;
+                    multiply(x + (first + row) * size + 2 * pair * tiles::rows, size,
+                             weight + column * call.size + 2 * pair * panel, std::min(some_pairs, pairs - pair),
+                             sums + row * panel, pair == 0);
+                }
+            }
+            for (int64_t row = 0; row < count; ++row)
+                finish_row(sums + row * panel, call.bias + column, width,
+                           static_cast<Output*>(call.output) + (first + row) * columns + column);
+        }
+        if (configured) _tile_release();
+    }
+}
+#endif
+
 template <typename Output>
 void linear_bfloat16(const Call& call) {
     const auto* x = static_cast<const BFloat16*>(call.x);
+#ifdef HAS_TILES
+    if (tiles::are_allowed()) return linear_by_tiles<Output>(call);
+#endif
 #ifndef __AVX512BF16__
     if (call.rows > 2 * BFloat16Pairs::most_rows) {
         const int64_t count = call.rows * call.size;
