@@ -53,6 +53,8 @@ _INTERVALS = {
     "LOG_NAME_UPDATE_INTERVAL_S": "10",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
+# Beside programs that use all cores, Ray's own settings would let replicas crawl, and end a proxy that is not up in 5 s.
+_BUSY_MACHINE = {"RAY_worker_niceness": "0", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
@@ -192,6 +194,7 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
         "RAY_enable_metrics_collection": "0" if config.http.metrics_port is None else "1",
         **_INTERVALS,
+        **_BUSY_MACHINE,
     }
     for name, value in environment.items():
         os.environ.setdefault(name, value)

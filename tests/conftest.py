@@ -11,6 +11,7 @@ for name, value in {
     "GOMP_SPINCOUNT": "100000",
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # or actors crawl while another process tests, and time limits end
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray replaces a loopback address by the host's outward one
     # Ray listens on every interface, so a test's cluster keeps token authentication, with its own token.
     # Left to itself, ray.init() writes one to ~/.ray, which switches later `ray start` commands to tokens.
