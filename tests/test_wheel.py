@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from setup import DATA, SHIPPED, below_consort
+from tests.support.commands import running
 
 ROOT = Path(__file__).parents[1]
 THEIRS = (*SHIPPED, "benchmarks", "cluster", "models")  # names of packages that users may have
@@ -143,13 +144,10 @@ def url(installation: Installation) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [str(installation.python.with_name("consort")), "serve", "models/tiny.yaml", "--port", str(port)]
-    options = {"cwd": installation.folder, "env": installation.environment, "text": True}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:  # type: ignore[call-overload]
-        try:
-            assert any("Ctrl-C stops the server" in line for line in process.stdout)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGINT)
+    with running(command, cwd=installation.folder, env=installation.environment, stop=signal.SIGINT) as process:
+        assert process.stdout is not None
+        assert any("Ctrl-C stops the server" in line for line in process.stdout)
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.slow

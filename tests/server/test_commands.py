@@ -12,6 +12,7 @@ import pytest
 from deployments.client import Client
 from deployments.configuration.config import TINY_CONFIG
 from deployments.configuration.model import ROOT
+from tests.support.commands import running
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -76,26 +77,23 @@ def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str
 def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> None:
     port = free_port()
     command = [*COMMAND, "serve", "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert any("Ctrl-C stops the server" in line for line in process.stdout)
-            client = Client(f"http://127.0.0.1:{port}")
-            asked = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 5}
-            chunks = list(client.stream("/v1/completions", asked))
-            assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
-            whole = "".join(chunk["choices"][0]["text"] for chunk in client.stream("/v1/completions", LONG))
-            stream = client.stream("/v1/completions", LONG)
-            text = next(stream)["choices"][0]["text"]
-            process.send_signal(signal.SIGTERM)
-            assert process.stdout.readline().startswith("Stopping: ")
-            wait_until(lambda: client.get("/ready").status == 503, "the server is not ready any more")
-            refused = client.post("/v1/completions", asked)
-            assert (refused.status, refused.document["error"]["code"]) == (503, "unavailable")
-            assert text + "".join(chunk["choices"][0]["text"] for chunk in stream) == whole
-            assert process.stdout.read().splitlines() == ["Stopped."]
-        finally:
-            process.terminate()  # does nothing to one that has ended
+    with running(command, env=environment) as process:
+        assert process.stdout is not None
+        assert any("Ctrl-C stops the server" in line for line in process.stdout)
+        client = Client(f"http://127.0.0.1:{port}")
+        asked = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 5}
+        chunks = list(client.stream("/v1/completions", asked))
+        assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
+        whole = "".join(chunk["choices"][0]["text"] for chunk in client.stream("/v1/completions", LONG))
+        stream = client.stream("/v1/completions", LONG)
+        text = next(stream)["choices"][0]["text"]
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline().startswith("Stopping: ")
+        wait_until(lambda: client.get("/ready").status == 503, "the server is not ready any more")
+        refused = client.post("/v1/completions", asked)
+        assert (refused.status, refused.document["error"]["code"]) == (503, "unavailable")
+        assert text + "".join(chunk["choices"][0]["text"] for chunk in stream) == whole
+        assert process.stdout.read().splitlines() == ["Stopped."]
     assert process.returncode == 0
     wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")
 
@@ -106,9 +104,7 @@ def test_a_server_that_is_stopped_while_it_loads_says_so_in_a_line(
     environment: dict[str, str], number: signal.Signals
 ) -> None:
     command = [*COMMAND, "serve", str(TINY_CONFIG), "--port", str(free_port())]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with running(command, env=environment, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         assert any(line.startswith("Ray: ready") for line in process.stdout)
         process.send_signal(number)

@@ -16,6 +16,7 @@ import yaml
 
 from deployments.configuration.config import parse_config
 from deployments.configuration.model import ROOT
+from tests.support.commands import running
 
 pytestmark = pytest.mark.cluster
 
@@ -34,13 +35,10 @@ def port() -> Iterator[int]:
         port = probe.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-m", "deployments", "serve", "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert any("Ctrl-C stops the server" in line for line in process.stdout)
-            yield port
-        finally:
-            process.send_signal(signal.SIGINT)
+    with running(command, env=environment, stop=signal.SIGINT) as process:
+        assert process.stdout is not None
+        assert any("Ctrl-C stops the server" in line for line in process.stdout)
+        yield port
 
 
 def make_targets() -> set[str]:

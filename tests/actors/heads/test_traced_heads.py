@@ -54,6 +54,22 @@ def eagle3(*, narrow: bool) -> Eagle3Head:
     return head
 
 
+def assert_alike(rounds: list[list[list[DraftChoice]]], expected: list[list[list[DraftChoice]]]) -> None:
+    """Padding may change how the head's products round, so scores are compared with a tolerance."""
+    pairs = list(zip(choices_of(rounds), choices_of(expected), strict=True))
+    assert all(choice.tokens == other.tokens for choice, other in pairs)
+    assert [choice.gap for choice, _ in pairs] == pytest.approx([other.gap for _, other in pairs], abs=1e-4)
+    for choice, other in pairs:
+        assert (choice.drawn_from is None) == (other.drawn_from is None)
+        if choice.drawn_from is not None and other.drawn_from is not None:
+            assert choice.drawn_from.tokens == other.drawn_from.tokens
+            assert choice.drawn_from.probabilities == pytest.approx(other.drawn_from.probabilities, abs=1e-4)
+
+
+def choices_of(rounds: list[list[list[DraftChoice]]]) -> list[DraftChoice]:
+    return [choice for texts in rounds for chain in texts for choice in chain]
+
+
 @pytest.mark.parametrize("narrow", [False, True])
 @torch.inference_mode()
 def test_a_traced_head_drafts_the_same(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
@@ -71,8 +87,7 @@ def test_a_traced_head_drafts_the_same(monkeypatch: pytest.MonkeyPatch, narrow: 
     assert traced == drafts(head, traced=False)
     assert replayed or library() is None
     if narrow:
-        tokens = [token for texts in traced for chain in texts for choice in chain for token in choice.tokens]
-        assert all(token % 3 == 0 for token in tokens)
+        assert all(token % 3 == 0 for choice in choices_of(traced) for token in choice.tokens)
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -81,7 +96,7 @@ def test_recorded_steps_draft_the_same(monkeypatch: pytest.MonkeyPatch, narrow: 
     expected = drafts(head)
     for used_by_calls_only in ("HeadSampler", "tensor_on"):
         monkeypatch.delattr(eagle3_proposer, used_by_calls_only)
-    assert drafts(head, recorded=True) == expected
+    assert_alike(drafts(head, recorded=True), expected)
 
 
 def test_texts_with_rejection_sampling_draft_beside_recorded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +109,7 @@ def test_texts_with_rejection_sampling_draft_beside_recorded_ones(monkeypatch: p
         return HeadSampler(starts, *given)
 
     monkeypatch.setattr(eagle3_proposer, "HeadSampler", sampler)
-    assert drafts(head, recorded=True, rejecting=True) == expected
+    assert_alike(drafts(head, recorded=True, rejecting=True), expected)
     assert sampled == [1, 1, 1, 1]  # of the rounds with two texts or three
 
 
