@@ -75,7 +75,7 @@ def _sdpa(
 # What to replace by what was there before, to see what it is worth.
 _WITHOUT = {
     "logits": ("actors.model.faster_layers.replace_output_layer", lambda model: None),  # rounded to the model's type
-    "products": ("actors.model.packed_linear._LEAST", 1),  # of single tokens, too, where oneDNN computes
+    "products": ("actors.model.packed_linear.has_kernel", lambda weight: False),  # computed by oneDNN
     "attention": ("actors.model.attention.interface._implementation", lambda query, keys: _sdpa),
 }
 
