@@ -53,7 +53,7 @@ _INTERVALS = {
     "LOG_NAME_UPDATE_INTERVAL_S": "10",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
-# Beside programs that use all cores, Ray's own settings would let replicas crawl, and end a proxy that is not up in 5 s.
+# Beside programs that use all cores, Ray lets replicas crawl and ends a proxy that is not up in 5 s, unless told so.
 _BUSY_MACHINE = {"RAY_worker_niceness": "0", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
