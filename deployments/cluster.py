@@ -3,6 +3,7 @@
 Ray is imported in functions: its environment must be set first, and commands without it start faster.
 """
 
+import faulthandler
 import logging
 import os
 import re
@@ -13,7 +14,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,9 @@ State = Literal["waiting", "loading", "converting", "ready"]
 Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
-_SHORT_POLL_S = 0.02
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
+_PROXY_S = 120.0  # until the proxy listens
+_SHUTDOWN_S = 60.0  # for Ray's processes to end
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
 _SHOWN_CHARACTERS = 400  # of another library's error
 # Intervals of a local Ray, a tenth of a second by default or thereabouts: an idle server should cost next to nothing.
@@ -107,7 +108,7 @@ def serving(
         error.add_note(f"Logs: {_logs()}")
         raise
     finally:
-        with _uninterrupted():
+        with _uninterrupted(), _limited(_SHUTDOWN_S):
             if address is not None:
                 _delete()
             ray.shutdown()
@@ -128,7 +129,7 @@ def drain(config: ServerConfig) -> int:
 
     from deployments.replicas.names import APP_NAME, COORDINATOR
 
-    handle = serve.get_deployment_handle(COORDINATOR, APP_NAME)
+    handle = serve.get_deployment_handle(COORDINATOR, APP_NAME, _check_exists=False)  # the check has no time limit
     answers = handle.broadcast("drain").results(timeout_s=config.http.drain_s + _MARGIN_S, return_exceptions=True)
     time.sleep(_FLUSH_S)
     return sum(answer for answer in answers if isinstance(answer, int))
@@ -180,6 +181,23 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """End the process if the block takes longer, and say where its threads were. Some of Ray's waits have no limit."""
+
+    def give_up() -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)  # Ray's processes end with this one
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
     from deployments.http.proxy import CALLBACK
 
@@ -189,6 +207,7 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         # A local cluster gets its own token. Otherwise Ray writes one to ~/.ray, where later `ray start` commands
         # find it.
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a call that comes after the shutdown would start another cluster
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
@@ -205,8 +224,8 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
     with suppress(ImportError):  # `ray.init` imports it too, beside the thread below: not the same module at once
         from ray.dashboard import optional_deps  # noqa: F401
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
-    with _in_a_line(f"Ray could not start (logs: {logs})"), ThreadPoolExecutor(1) as meanwhile:
-        meanwhile.submit(_import_application)
+    threading.Thread(target=_import_application, daemon=True).start()
+    with _in_a_line(f"Ray could not start (logs: {logs})"):
         ray.init(
             address="local",
             include_dashboard=False,
@@ -219,8 +238,9 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
 
 
 def _import_application() -> None:
-    """Import what takes as long as Ray's processes take to start."""
-    from deployments import app  # noqa: F401
+    """Import what takes as long as Ray's processes take to start. `_deploy` says what goes wrong with it."""
+    with suppress(Exception):
+        from deployments import app  # noqa: F401
 
 
 @contextmanager
@@ -247,7 +267,10 @@ def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
 
 
 def _deploy(config: ServerConfig) -> None:
+    import ray
     from ray import serve
+    from ray.serve._private.api import _create_controller_and_proxy_refs
+    from ray.serve.config import ControllerOptions
     from ray.serve.context import _get_global_client
 
     from deployments.app import build_application
@@ -259,14 +282,15 @@ def _deploy(config: ServerConfig) -> None:
         http_options |= {"ssl_keyfile": tls.key, "ssl_certfile": tls.certificate}  # in the order that Serve checks
     application = build_application(config)
     target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)
-    with ThreadPoolExecutor(1) as meanwhile:  # the proxy starts while the replicas do
-        start = meanwhile.submit(serve.start, proxy_location="HeadOnly", http_options=http_options)
-        while _get_global_client(raise_if_no_controller_running=False) is None:
-            if start.done():
-                start.result()  # raises what went wrong
-            time.sleep(_SHORT_POLL_S)
-        serve.run_many([target], wait_for_applications_running=False)
-        start.result()
+    proxies: list[ray.ObjectRef[None]] = []
+    if _get_global_client(raise_if_no_controller_running=False) is None:
+        # `serve.start` would wait for the proxy, which starts while the replicas do. Not in a thread: that could be
+        # neither interrupted nor left behind.
+        _, proxies = _create_controller_and_proxy_refs(
+            http_options, None, None, None, ControllerOptions(), proxy_location="HeadOnly"
+        )
+    serve.run_many([target], wait_for_applications_running=False)
+    ray.get(proxies, timeout=_PROXY_S)
 
 
 def _delete() -> None:

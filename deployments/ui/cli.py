@@ -5,9 +5,9 @@ import json
 import os
 import secrets
 import shlex
-import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -331,4 +331,5 @@ def _drain(config: ServerConfig) -> None:
 def _wait_for_interrupt() -> None:
     """Until Ctrl-C or SIGTERM, which interrupts while a server runs."""
     with suppress(KeyboardInterrupt):
-        signal.pause()
+        while True:
+            time.sleep(1)  # `signal.pause` would miss a signal that comes just before it

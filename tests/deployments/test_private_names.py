@@ -18,6 +18,7 @@ from deployments.configuration.model import ROOT
 
 PACKAGES = ("actors", "benchmarks", "cluster", "consort", "decoding", "deployments", "evaluation", "training")
 PRIVATE = {
+    "ray.serve._private.api:_create_controller_and_proxy_refs",
     "ray.serve._private.common:DeploymentID",
     "ray.serve._private.config:DeploymentConfig",
     "ray.serve.context:_get_global_client",
