@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from decoding.blending.params import BlendParams
+from decoding.kernels.log_add import log_add
 from decoding.sampling.transfer import tensor_on
 
 _NEG_INF = float("-inf")
@@ -79,8 +80,7 @@ def is_unsure(logits: Tensor, threshold: Tensor) -> Tensor:
 
     logits: [N, V] float32; threshold: [N] float32.
     """
-    best = logits.amax(dim=-1) - logits.logsumexp(dim=-1)
-    return best < threshold.log()
+    return logits.log_softmax(dim=-1).amax(dim=-1) < threshold.log()
 
 
 def difference(expert: Tensor, amateur: Tensor, alpha: Tensor, temperature: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def _replace_absent(logits: Tensor, weights: Tensor) -> Tensor:
 
 def _log_mean(log_probs: Tensor, weights: Tensor) -> Tensor:
     """Return the logarithm of the weighted mean probabilities, [N, V]. log_probs: [M, N, V]; weights: [M, N]."""
-    mean: Tensor = reduce(torch.logaddexp, log_probs + _shares(weights).log()[:, :, None])
+    mean: Tensor = reduce(log_add, log_probs + _shares(weights).log()[:, :, None])
     return mean
 
 

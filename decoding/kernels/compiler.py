@@ -37,7 +37,8 @@ def load(folder: Path, flags: Sequence[str] = ()) -> ctypes.CDLL | None:
 def _build(folder: Path, command: list[str]) -> Path:
     """Return the library's path; compile it unless it is cached."""
     texts = [path.read_text(encoding="utf-8") for path in sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])]
-    identity = "\n".join([*command, *texts, platform.machine(), _processor()])
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    identity = "\n".join([*command, version, *texts, platform.machine(), _processor()])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consort"
     library_path = cache / f"{folder.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if not library_path.exists():

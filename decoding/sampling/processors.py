@@ -106,7 +106,7 @@ def typical_p(logits: Tensor, values: Tensor) -> Tensor:
     arXiv 2202.00666, section 4.
     """
     log_probs = logits.log_softmax(dim=-1)
-    entropy = -(log_probs * log_probs.exp()).nansum(dim=-1, keepdim=True)
+    entropy = -_reduced(torch.nansum, log_probs * log_probs.exp())
     distance = (-log_probs - entropy).abs()
     nearest, order = distance.sort(dim=-1)
     cumulative = logits.gather(-1, order).softmax(dim=-1).cumsum(dim=-1)
@@ -127,11 +127,19 @@ def eta_cutoff(logits: Tensor, values: Tensor) -> Tensor:
 
     Eta sampling, Hewitt et al., arXiv 2210.15191, section 4.3.
     """
-    log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
+    log_probs = logits - _reduced(torch.logsumexp, logits)
     finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
-    entropy = -(finite * log_probs.softmax(dim=-1)).sum(dim=-1)
+    entropy = -_reduced(torch.sum, finite * log_probs.softmax(dim=-1))[:, 0]
     threshold = torch.minimum(values, values.sqrt() * (-entropy).exp())
     return _keep_probable(threshold[:, None], logits.softmax(dim=-1), logits)
+
+
+def _reduced(function: Callable[..., Tensor], rows: Tensor) -> Tensor:
+    """Return a function of each row, [N, 1]. rows: [N, V].
+
+    A row is never alone: torch would share its sum out among threads, and add in another order than among other rows.
+    """
+    return function(rows if len(rows) > 1 else rows.expand(2, -1), dim=-1, keepdim=True)[: len(rows)]
 
 
 def _keep_probable(threshold: Tensor, probs: Tensor, logits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decoding.kernels.log_add import log_add
 from decoding.tokenizers.text_aligner import Speller
 from decoding.tokenizers.vocabulary import Meaning
 
@@ -68,7 +69,7 @@ class Projection:
             sums = torch.zeros(len(logits), len(self.merged)).index_add_(
                 -1, self.merged_index, (logits[:, self.others] - best).exp()
             )
-            projected[:, self.merged] = torch.logaddexp(projected[:, self.merged], sums.log() + best)
+            projected[:, self.merged] = log_add(projected[:, self.merged], sums.log() + best)
         return torch.maximum(projected, _pick(logits, self.stand_ins)) if complete else projected
 
     def best(self, logits: Tensor, count: int) -> list[list[int]]:

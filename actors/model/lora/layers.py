@@ -18,7 +18,7 @@ from actors.model.lora.pair import LoraPair
 from actors.model.packed_linear import make_linear
 from decoding.errors import ConfigError
 
-_ALIGNMENT = 16  # rows of a slot: sums over them then have one order in every slot, also in a GPU's 16 × 16 products
+_ALIGNMENT = 32  # rows of a slot: sums over them then have one order in every slot, in products of 16 or 32 inputs, too
 _EXPERTS = "experts"  # layers below see some tokens only
 
 

@@ -36,10 +36,12 @@ def in_dtype(family: str, dtype: torch.dtype) -> PreTrainedModel:
     return converted
 
 
-def runner(family: str, adapters: list[Path], *, dtype: torch.dtype = torch.float32, slots: int = 3) -> Runner:
+def runner(
+    family: str, adapters: list[Path], *, dtype: torch.dtype = torch.float32, slots: int = 3, rank: int = 8
+) -> Runner:
     """Return a runner with adapters in slots 1, 2, …"""
     model = in_dtype(family, dtype)
-    lora = LoraLayers(model, slots=slots, rank=8)
+    lora = LoraLayers(model, slots=slots, rank=rank)
     use_faster_layers(model, lora=lora)
     made = Runner(model, slots=4, max_length=64, max_query=16, lora=lora)
     for slot, folder in enumerate(adapters, 1):
@@ -116,6 +118,14 @@ def test_bits_depend_on_the_token_and_its_adapter_alone(dtype: torch.dtype, how:
     assert torch.equal(without, plain("llama-gqa", dtype))
     put(made, 3, tmp_path / "1")
     assert torch.equal(made.logits([RowInput(0, 0, TEXT, adapter=3)]), alone)
+
+
+def test_slots_of_any_rank_are_alike(tmp_path: Path) -> None:
+    """Products of bfloat16 may add 32 inputs at once, which must not be of two slots."""
+    save_adapter(tmp_path, tiny_model("llama-gqa"), 1, r=40)
+    made = runner("llama-gqa", [tmp_path, tmp_path, tmp_path], dtype=torch.bfloat16, rank=40)
+    first, *others = (made.logits([RowInput(slot, 0, TEXT, adapter=slot)]).clone() for slot in (1, 2, 3))
+    assert all(torch.equal(logits, first) for logits in others)
 
 
 def test_a_slot_keeps_nothing_of_what_was_there(tmp_path: Path) -> None:

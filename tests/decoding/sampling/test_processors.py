@@ -65,6 +65,20 @@ def test_equals_transformers(field: str) -> None:
     same()
 
 
+@pytest.mark.parametrize("field", ["typical_p", "eta_cutoff"])
+def test_a_row_keeps_the_same_tokens_alone_and_among_others(field: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # which share the sums of a long row that is alone
+    try:
+        for seed in range(40):
+            logits = torch.randn(3, 40000, generator=torch.Generator().manual_seed(seed)) * 4
+            rows = [(row, 0.3) for row in range(3)]
+            among = Stage.build(RARE[field], rows, "cpu")(logits)
+            assert torch.equal(Stage.build(RARE[field], rows[:1], "cpu")(logits[:1]), among[:1])
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_all_processors_of_the_distribution_are_here() -> None:
     assert [*COMMON, *RARE] == list(THEIRS)
 
