@@ -12,7 +12,7 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
 #define HAS_TILES
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -63,7 +63,7 @@ inline BFloat16* packed_memory(int64_t count, int64_t size) {
     };
     static thread_local std::vector<Line> lines;
     const size_t needed = (count + rows - 1) / rows * rows * packed_row(size) / (2 * pairs);
-    lines.resize(std::max(lines.size(), needed));
+    if (lines.size() < needed) lines = std::vector<Line>(needed);
     return lines.data()->numbers;
 }
 
