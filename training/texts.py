@@ -31,7 +31,7 @@ CHATS_PER_SHARD = 32
 HELD_OUT = 20  # every 20th chat is never trained on
 CANDIDATES = 32  # most probable tokens that are kept at each position
 _MARK = "\u241f"  # stands for a question while a chat template is taken apart
-_QUESTION_TOKENS = 128
+QUESTION_TOKENS = 128
 _TEMPERATURES = (0.0, 0.7, 0.7, 1.0)  # of answers
 _QUESTION_TEMPERATURE, _QUESTION_TOP_P = 0.8, 0.95  # small models write nonsense at 1
 
@@ -119,7 +119,7 @@ class ChatWriter:
         if self._questions:
             return self._questions[number % len(self._questions)]
         before = self._template.before_question()
-        question = self._continue(before, rng, _QUESTION_TOKENS, _QUESTION_TEMPERATURE, top_p=_QUESTION_TOP_P)
+        question = self._continue(before, rng, QUESTION_TOKENS, _QUESTION_TEMPERATURE, top_p=_QUESTION_TOP_P)
         return self._template.decode(_tokens(question)).strip()
 
     def _continue(

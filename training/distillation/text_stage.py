@@ -14,12 +14,12 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from actors.loading.checkpoint import ModelSpec
 from actors.loading.gguf import settings_folder
-from actors.loading.settings import load_tokenizer
+from actors.loading.settings import context_length, load_tokenizer, read_header
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from training.files import write_whole
-from training.texts import Chat, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
+from training.texts import QUESTION_TOKENS, Chat, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
 
 Report = Callable[[str], None]
 TEXTS = "texts"
@@ -77,6 +77,9 @@ def write_missing(
         ConfigError: the folder belongs to another target, there are no texts, or the disk is full.
     """
     folder = work / TEXTS
+    template = ChatTemplate(tokenizer if wanted.chat else _without_template(tokenizer))
+    longest = min(target.longest, context_length(read_header(target.path), None))
+    _check_lengths(template, wanted, longest)
     _check_settings(target.path, wanted, work)
     written = sum(len(chat.tokens) for part in read_texts(folder) for chat in part) if shard_files(folder) else 0
     if written < wanted.tokens:
@@ -85,14 +88,14 @@ def write_missing(
             path=target.path,
             device=target.device,
             slots=wanted.streams,
-            max_length=target.longest,
+            max_length=longest,
             threads=target.threads,
         )
         with Engine({"target": ("target", load_runner(spec))}) as engine:
             writer = ChatWriter(
                 engine,
                 "target",
-                ChatTemplate(tokenizer if wanted.chat else _without_template(tokenizer)),
+                template,
                 _ends(target.path, tokenizer),
                 answer_tokens=wanted.answer_tokens,
                 questions=wanted.questions,
@@ -104,6 +107,18 @@ def write_missing(
     if not training:
         raise ConfigError(f"{folder} has no texts to train on: give more --tokens")
     return training, held_out
+
+
+def _check_lengths(template: ChatTemplate, wanted: TextOptions, longest: int) -> None:
+    """Raise ConfigError if an answer does not fit after a question. longest: tokens of a text, with its prompt."""
+    for number, question in enumerate(wanted.questions or ("",), 1):
+        tokens = len(template.prompt(question)) + (0 if wanted.questions else QUESTION_TOKENS)
+        if tokens + wanted.answer_tokens > longest:
+            prompt = f"prompt {number}" if wanted.questions else "a question in its template"
+            raise ConfigError(
+                f"--answer-tokens {wanted.answer_tokens}: {prompt} has {tokens} tokens, and both together may have "
+                f"{longest}; shorten one of them"
+            )
 
 
 def _without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -131,7 +146,7 @@ def _check_settings(target: str, texts: TextOptions, work: Path) -> None:
         "seed": texts.seed,
     }
     file = work / _SETTINGS
-    if not file.exists():
+    if not file.exists() or not shard_files(work / TEXTS):
         work.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(settings).encode())
     for name, value in json.loads(file.read_text()).items():

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ from training.finetuning.examples import IGNORED, Example, Row, encode
 from training.lora import add_lora, merge_lora
 
 _RUN = "run.json"  # which run the checkpoints beside it are of
+_CHECKPOINTS = "checkpoint-*"  # the Trainer's folders
 _STATE = "trainer_state.json"  # the Trainer writes it last
 _STEPS_PER_REPORT = 10
 
@@ -61,8 +63,8 @@ class FinetuneOptions:
 def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Callable[[str], None]) -> None:
     """Train adapters on the examples, and write the model or the adapter to `options.output`, whole or not at all.
 
-    The same call goes on from the last checkpoint in `options.work`, which is removed at the end. Its results are then
-    those of a run that was not interrupted.
+    The same call goes on from the last checkpoint in `options.work`, where checkpoints are removed at the end. Its
+    results are then those of a run that was not interrupted.
 
     Raises:
         ConfigError: the model can't be loaded or trained, an example can't be encoded, `work` has checkpoints of a run
@@ -92,7 +94,7 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
             merged: Any = merge_lora(adapted)
             merged.to(_stored_dtype(options.model)).save_pretrained(folder, max_shard_size="2GB")
             tokenizer.save_pretrained(folder)
-    shutil.rmtree(options.work, ignore_errors=True)
+    _remove_checkpoints(options.work)
 
 
 def _learned(rows: Sequence[Row]) -> int:
@@ -122,17 +124,27 @@ def _check_run(options: FinetuneOptions, rows: Sequence[Row]) -> None:
     data = hashlib.sha256(repr([(row.tokens, row.labels) for row in rows]).encode()).hexdigest()
     run = json.dumps(settings | {"data": data})
     file = options.work / _RUN
-    if file.exists() and file.read_text(encoding="utf-8") != run:
+    known = file.read_text(encoding="utf-8") if file.exists() else None
+    if known != run and any(options.work.glob(_CHECKPOINTS)):
         raise ConfigError(
-            f"{options.work} has checkpoints of other settings or data; remove it, or give another --work"
+            f"{options.work} has checkpoints of other settings or data; remove them, or give another --work"
         )
     options.work.mkdir(parents=True, exist_ok=True)
     file.write_text(run, encoding="utf-8")
 
 
+def _remove_checkpoints(work: Path) -> None:
+    """Remove what finetuning has written, and the folder if nothing else is in it."""
+    for folder in work.glob(_CHECKPOINTS):
+        shutil.rmtree(folder, ignore_errors=True)
+    (work / _RUN).unlink(missing_ok=True)
+    with suppress(OSError):
+        work.rmdir()
+
+
 def _last_checkpoint(work: Path) -> Path | None:
     """Return the newest checkpoint that was written to its end."""
-    whole = [folder for folder in work.glob("checkpoint-*") if _is_json(folder / _STATE)]
+    whole = [folder for folder in work.glob(_CHECKPOINTS) if _is_json(folder / _STATE)]
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
 
 

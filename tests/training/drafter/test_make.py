@@ -44,8 +44,21 @@ def test_an_output_that_is_there_is_kept(tmp_path: Path) -> None:
 
 def test_texts_of_another_target_are_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"target": "models/member"}))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "00000.jsonl").touch()
     arguments = ("--output", str(tmp_path / "drafter"), "--work", str(tmp_path))
     assert "has texts with target 'models/member', not " in failure(TARGET, *arguments)
+
+
+def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hello.\n" + "word " * 2000, encoding="utf-8")
+    message = failure(TARGET, "--output", str(tmp_path / "drafter"), "--prompts", str(prompts))
+    assert "--answer-tokens 256: prompt 2 has " in message
+    assert "--answer-tokens 2000: a question" in failure(
+        TARGET, "--output", str(tmp_path / "drafter"), "--answer-tokens", "2000"
+    )
+    assert list(tmp_path.iterdir()) == [prompts]
 
 
 @pytest.mark.parametrize("layers", ["two", "1,x"])

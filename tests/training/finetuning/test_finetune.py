@@ -88,11 +88,22 @@ def test_the_adapter_alone_is_served_with_the_model(tuned: Path, tmp_path: Path)
 
 
 def test_checkpoints_of_other_settings_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    module._check_run(options(tmp_path), [])
+    module._check_run(options(tmp_path, rank=2), [])
+    module._check_run(options(tmp_path), [])  # the first has left no checkpoint
+    (tmp_path / "work" / "checkpoint-4").mkdir()
     module._check_run(options(tmp_path, threads=2), [])
     with pytest.raises(ConfigError, match="checkpoints of other settings or data"):
         module._check_run(options(tmp_path, rank=4), [])
+    (tmp_path / "work" / "run.json").unlink()
+    with pytest.raises(ConfigError, match="checkpoints of other settings or data"):
+        module._check_run(options(tmp_path), [])
+
+
+def test_only_checkpoints_are_removed(tmp_path: Path) -> None:
+    """The result, or anything else, may be in the same folder."""
+    (tmp_path / "chats.jsonl").touch()
+    finetune(options(tmp_path, work=tmp_path, epochs=1), EXAMPLES, lambda line: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chats.jsonl", "out"]
 
 
 def test_an_output_that_exists_is_refused(tmp_path: Path) -> None:
