@@ -1,6 +1,7 @@
 """Members propose candidates and the strategy chooses one. Yields progress. Must not know HTTP."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -42,12 +43,14 @@ class Deliberation:
         self._client = MemberClient(run, ready, self._policy.member_timeout_s)
         self._ready = ready
         self._done = self._total = 0  # steps of the current phase
+        self._deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield progress, then the outcome. Closing the iterator cancels what runs.
 
         Raises:
-            ConsortError: a member failed and the policy is to fail, too few members are left, or the request is wrong.
+            ConsortError: a member failed and the policy is to fail, too few members are left, the request is wrong or
+                its own time limit has passed.
         """
         self._drop_absent()
         self._total = len(self._present) * self._options.candidates
@@ -88,7 +91,14 @@ class Deliberation:
                 async for step in steps:
                     yield step
         except _FAILURES as error:
+            if self._left_s == 0:  # no failure of the member
+                raise DeadlineError(f"timeout_s: the request took longer than {self._request.timeout_s:g} s") from error
             yield self._fail(member, error)
+
+    @property
+    def _left_s(self) -> float | None:
+        """The seconds until the request's own time limit; None: it has none."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
 
     def _fail(self, member: Participant, error: ConsortError) -> Progress:
         """Go on without the member; raises UnavailableError if the policy or the number of members left forbids it."""
@@ -126,7 +136,8 @@ class Deliberation:
             return
         others = [candidate for candidate in candidates if candidate.member != member.model]
         texts = [candidate.tokens for candidate in others if candidate.tokens]
-        scores = iter(await self._client.judge(member.model, self._request, texts) if texts else ())
+        request = replace(self._request, timeout_s=self._left_s)
+        scores = iter(await self._client.judge(member.model, request, texts) if texts else ())
         judgements[member.model] = [
             candidate.log_likelihood
             if candidate.member == member.model

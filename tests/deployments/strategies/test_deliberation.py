@@ -137,6 +137,22 @@ def test_a_member_that_fails_is_dropped(error: ConsortError | None) -> None:
     assert (coordinator.cancelled != []) == (error is None)
 
 
+@pytest.mark.parametrize("policy", ["fail", "drop"])
+def test_the_requests_own_time_limit_is_no_failure_of_a_member(policy: str) -> None:
+    coordinator = Members(second=DeadlineError("late"))
+    asked = replace(request(on_member_failure=policy), timeout_s=1e-6)
+    with pytest.raises(DeadlineError, match=r"^timeout_s: the request took longer"):
+        deliberate(coordinator, StrategyOptions(kind="rerank"), asked)
+
+
+def test_judges_get_the_time_that_is_left() -> None:
+    coordinator = Members()
+    deliberate(coordinator, StrategyOptions(kind="rerank"), replace(request(), timeout_s=30.0))
+    proposals = [asked.timeout_s or 0 for asked in coordinator.requests if asked.speculate]
+    judgements = [asked.timeout_s or 0 for asked in coordinator.requests if not asked.speculate]
+    assert 0 < max(judgements) < min(proposals) <= 30
+
+
 def test_a_member_without_replica_is_not_asked() -> None:
     coordinator = Members()
     coordinator.ready = {"target", "third"}
