@@ -23,7 +23,7 @@ _SANDBOX = ImmutableSandboxedEnvironment(
 
 def _check_syntax(source: str) -> str:
     try:
-        _SANDBOX.parse(source)
+        _SANDBOX.from_string(source)  # parsing alone would not look up filters
     except TemplateSyntaxError as error:
         problem = {"problem": f"is no Jinja template: line {error.lineno}: {error.message}"}
         raise PydanticCustomError("field", "{problem}", {**problem, "field": ""}) from error

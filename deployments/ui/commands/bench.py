@@ -158,11 +158,15 @@ def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str
         ConfigError: the configuration is wrong, or has no such endpoint with a drafter or heads.
     """
     config = load_config(path)
-    drafting = [name for name, settings in config.endpoints.items() if settings.drafter or settings.heads]
+    drafting = [
+        name
+        for name, settings in config.endpoints.items()
+        if (settings.drafter or settings.heads) and settings.kind not in ("ensemble", "contrastive")
+    ]
     wanted = drafting[0] if endpoint is None and drafting else endpoint
     if wanted not in drafting:
         known = ", ".join(drafting) or "none"
-        raise ConfigError(f"{path}: no endpoint {wanted or ''} with a drafter or heads; those with them: {known}")
+        raise ConfigError(f"{path}: no endpoint {wanted or ''} of one model that drafts; those that do: {known}")
     for model in config.models.values():
         model.slots, model.max_length = _SLOTS, min(model.max_length or _MAX_LENGTH, _MAX_LENGTH)
     return config, wanted
@@ -175,7 +179,7 @@ def read_prompts(path: Path, count: int) -> list[str]:
         ConfigError: the file can't be read, or has no prompts.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()][:count]
         prompts = [json.loads(line)["prompt"] for line in lines] if path.suffix == ".jsonl" else lines
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"can't read prompts from {path}: {error!r}") from error

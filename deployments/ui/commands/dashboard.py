@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -14,6 +15,7 @@ from decoding.errors import DeadlineError, OverloadedError, UnavailableError
 from deployments.ui.commands.status import EndpointStatus, ReplicaStatus, Status, StatusReader
 
 _BAR_WIDTH = 10  # characters
+_AWAY = (DeadlineError, OverloadedError, UnavailableError)
 _RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")
 
 
@@ -21,7 +23,10 @@ def watch(reader: StatusReader, console: Console, *, interval_s: float, as_json:
     """Show the status until Ctrl-C, also while the server does not answer."""
     if as_json or not console.is_terminal:
         while True:
-            show(reader.read(), console, as_json=as_json)
+            try:
+                show(reader.read(), console, as_json=as_json)
+            except _AWAY as error:
+                click.echo(str(error), err=True)
             time.sleep(interval_s)
     with Live(console=console, auto_refresh=False) as live:
         while True:
@@ -52,7 +57,7 @@ def render(status: Status) -> RenderableType:
 def _current(reader: StatusReader) -> RenderableType:
     try:
         return render(reader.read())
-    except (DeadlineError, OverloadedError, UnavailableError) as error:
+    except _AWAY as error:
         return Text(str(error), style="red")
 
 

@@ -170,6 +170,12 @@ def _requests(
 ) -> list[Request]:
     """Return requests as the server makes them."""
     served = load_endpoints(config)[endpoint]
+    if served.through_text:
+        others = ", ".join(served.through_text)
+        reason = (
+            f"{others} has another tokenizer, and only equal tokens can be compared; `consort report` can measure it"
+        )
+        raise ConfigError(f"endpoints.{endpoint}: {reason}")
     bodies = [
         CompletionRequest(model=endpoint, prompt=[prompt], max_tokens=new_tokens, temperature=temperature)
         for prompt in prompts

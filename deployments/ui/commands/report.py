@@ -1,5 +1,6 @@
 """Measures for `consort report`: texts and speeds of each way of decoding that a server has. Draws nothing."""
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -98,7 +99,8 @@ class Reporter:
         if drafts:
             ways.append(Way("speculative", card["id"], {}))
         for kind in _BLENDS:
-            ways += [Way(kind, other["id"], {}) for other in cards if other["kind"] == kind][:1]
+            judged = [other for other in cards if other["kind"] == kind and other["target"] == card["target"]]
+            ways += [Way(kind, other["id"], {}) for other in judged[:1]]
         self._answers(ways[0], prompts[:1])  # so that nothing is measured for the first time
         answers = [self._answers(way, prompts) for way in ways]
         seconds, accepted = {0: _seconds(answers[0])}, Counter[int]()
@@ -131,6 +133,7 @@ class Reporter:
             "temperature": self._temperature,
             "seed": self._seed,
             "return_token_details": True,
+            "cache_salt": secrets.token_hex(),  # so that all ways read their prompts
             **way.fields,
         }
         began_s = time.perf_counter()

@@ -162,7 +162,7 @@ def report(
     from deployments.ui.commands.report_page import has_pictures, write_page
     from evaluation.prompts import PROMPTS
 
-    texts = PROMPTS if prompts is None else [line for line in _read(prompts).splitlines() if line.strip()]
+    texts = PROMPTS if prompts is None else [line for line in _read(prompts).split("\n") if line.strip()]
     if prompts is not None and not texts:
         raise click.UsageError(f"{prompts.name} has no prompts")
     measured = Reporter(Client(url, api_key), max_tokens=max_tokens, temperature=temperature).run(endpoint, texts)

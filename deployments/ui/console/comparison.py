@@ -33,9 +33,10 @@ def compare(
 def _answer(
     generator: Generator, path: str, body: Mapping[str, object], console: Console, printer: TextPrinter, title: str
 ) -> Generation:
+    """Answer with a salt of its own, so that the prompt is read again, whatever was answered before."""
     console.print(Rule(title, align="left", style="dim"))
     printer.wait()
     try:
-        return generator.run(path, body, printer.write)
+        return generator.run(path, {**body, "cache_salt": secrets.token_hex()}, printer.write)
     finally:
         printer.end_line()

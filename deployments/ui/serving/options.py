@@ -72,7 +72,7 @@ def model_server(model: str, options: Mapping[str, Any]) -> ModelServer:
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were given."""
-    return {name: value for name, value in options.items() if value is not None and value not in (False, ())}
+    return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
 
 
 def flag(name: str) -> str:

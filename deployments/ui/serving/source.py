@@ -10,6 +10,7 @@ import click
 import yaml
 
 from decoding.errors import ConfigError
+from deployments.configuration.access.keys import environment_key
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import PACKAGE, locate
 from deployments.planning.hub import Snapshot
@@ -102,7 +103,8 @@ def as_yaml(config: ServerConfig) -> str:
     for name, endpoint in config.endpoints.items():
         if endpoint.kind in ("ensemble", "contrastive"):
             del document["endpoints"][name]["target"]  # follows from its members
-    document.get("http", {}).get("api_keys", {}).pop("environment", None)
+    if environment_key() is not None:  # its name can't be another key's then
+        document.get("http", {}).get("api_keys", {}).pop("environment", None)
     document = {key: value for key, value in document.items() if value}
     return yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=120)
 

@@ -101,11 +101,12 @@ def test_the_server_lists_its_templates(sides: Sides) -> None:
     assert cards[0]["template"] == TEMPLATES["summarise"]
 
 
-def test_a_broken_template_is_an_error_of_the_configuration() -> None:
+@pytest.mark.parametrize("source", ["{{ text ", "{{ text | uper }}"])
+def test_a_broken_template_is_an_error_of_the_configuration(source: str) -> None:
     data = {
         "models": {"m": {"path": str(ROOT / "models" / "target")}},
         "endpoints": {"e": {"target": "m"}},
-        "templates": {"broken": "{{ text "},
+        "templates": {"broken": source},
     }
     with pytest.raises(ConfigError, match=r"^templates\.broken: is no Jinja template: line 1"):
         parse_config(data, folder=ROOT)

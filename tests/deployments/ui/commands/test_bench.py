@@ -137,7 +137,7 @@ def test_a_target_that_drafts_for_itself_is_always_right() -> None:
         (["--dtype", "float32"], "are in the configuration"),
         (["--target-threads", "2"], "are in the configuration"),
         (["--target", "./nowhere", "--drafter", "./nowhere"], "there is no folder or .gguf file './nowhere'"),
-        (["--endpoint", "nobody"], "no endpoint nobody with a drafter or heads; those with them: consort"),
+        (["--endpoint", "nobody"], "no endpoint nobody of one model that drafts; those that do: consort"),
         (["--config", "nowhere.yaml"], "can't read nowhere.yaml"),
         (["--prompts", "nowhere.txt"], "can't read prompts from nowhere.txt"),
         (["--temperature", "-1"], "temperature must be 0 (greedy)"),
@@ -171,8 +171,8 @@ def test_prompts(tmp_path: Path) -> None:
     text, lines, broken = tmp_path / "p.txt", tmp_path / "p.jsonl", tmp_path / "q.jsonl"
     text.write_text("one\n\ntwo\nthree\n", encoding="utf-8")
     assert read_prompts(text, 2) == ["one", "two"]
-    lines.write_text('{"prompt": "a\\nb"}\n', encoding="utf-8")
-    assert read_prompts(lines, 9) == ["a\nb"]
+    lines.write_text('{"prompt": "a\\nb"}\n{"prompt": "c\u2028d"}\n', encoding="utf-8")
+    assert read_prompts(lines, 9) == ["a\nb", "c\u2028d"]
     for content in ("", "{}", "[]", '{"prompt": 5}', "nonsense"):
         broken.write_text(content, encoding="utf-8")
         with pytest.raises(ConfigError):

@@ -163,8 +163,9 @@ def test_status_as_json(server: FakeServer) -> None:
     assert document["models"] == {"large": True, "small": True}
 
 
+@pytest.mark.parametrize("as_json", [False, True])
 def test_watching_goes_on_while_the_server_is_away(
-    server: FakeServer, terminal: Console, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, terminal: Console, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     looks = iter([200, 404, 200])
 
@@ -176,9 +177,9 @@ def test_watching_goes_on_while_the_server_is_away(
 
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        watch(StatusReader(Client(server.url)), terminal, interval_s=1, as_json=False)
+        watch(StatusReader(Client(server.url)), terminal, interval_s=1, as_json=as_json)
     assert "ready" in shown(terminal)
-    assert "serves no models" in shown(terminal)
+    assert as_json or "serves no models" in shown(terminal)
 
 
 def test_a_reader_that_leaves_ends_the_command(server: FakeServer) -> None:

@@ -50,6 +50,10 @@ def test_a_model_and_its_drafter_become_a_configuration() -> None:
     assert document["http"] == {"port": 9}
 
 
+def test_a_draft_length_of_0_is_plain_decoding() -> None:
+    assert printed(TARGET, "--draft-length", "0")["endpoints"]["target"]["draft_length"] == 0
+
+
 def test_vllms_names_are_taken() -> None:
     options = "--served-model-name a --served-model-name b --dtype half --max-num-seqs 8 --kv-cache-dtype fp8 -q nf4"
     document = printed(TARGET, *options.split(), "--draft-length", "2", "--revision", "main")
@@ -79,6 +83,14 @@ def test_a_printed_configuration_is_served_unchanged(tmp_path: Path, monkeypatch
     assert set(load_config(file).http.api_keys) == {"command-line", "environment"}
     assert invoke("serve", str(file), "--print-config").output == result.output
     assert invoke("serve", "-", "--print-config", input=result.output).output == result.output
+
+
+def test_a_key_of_the_file_is_printed_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret-of-a-file-0123456789")
+    file = tmp_path / "config.yaml"
+    keys = "http: {api_keys: {environment: {env: MY_KEY}}}"
+    file.write_text(f"models: {{m: {{path: {TARGET}}}}}\nendpoints: {{e: {{target: m}}}}\n{keys}\n", encoding="utf-8")
+    assert "environment" in yaml.safe_load(invoke("serve", str(file), "--print-config").output)["http"]["api_keys"]
 
 
 def test_a_printed_ensemble_is_served_unchanged() -> None:
