@@ -34,7 +34,7 @@ Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
-_PROXY_S = 120.0  # until the proxy listens
+_PROXY_S = 120.0  # until the proxy listens; as `RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S`
 _SHUTDOWN_S = 60.0  # for Ray's processes to end
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
 _SHOWN_CHARACTERS = 400  # of another library's error
@@ -55,7 +55,7 @@ _INTERVALS = {
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
 # Beside programs that use all cores, Ray lets replicas crawl and ends a proxy that is not up in 5 s, unless told so.
-_BUSY_MACHINE = {"RAY_worker_niceness": "0", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+_BUSY_MACHINE = {"RAY_worker_niceness": "0", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120"}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
@@ -108,10 +108,11 @@ def serving(
         error.add_note(f"Logs: {_logs()}")
         raise
     finally:
-        with _uninterrupted(), _limited(_SHUTDOWN_S):
+        with _uninterrupted():
             if address is not None:
                 _delete()
-            ray.shutdown()
+            with _limited(_SHUTDOWN_S):
+                ray.shutdown()
 
 
 def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
@@ -186,8 +187,10 @@ def _limited(seconds: float) -> Iterator[None]:
     """End the process if the block takes longer, and say where its threads were. Some of Ray's waits have no limit."""
 
     def give_up() -> None:
-        faulthandler.dump_traceback(all_threads=True)
-        os._exit(1)  # Ray's processes end with this one
+        try:
+            faulthandler.dump_traceback(all_threads=True)
+        finally:
+            os._exit(1)  # a local Ray's processes end with this one
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
@@ -207,9 +210,9 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         # A local cluster gets its own token. Otherwise Ray writes one to ~/.ray, where later `ray start` commands
         # find it.
-        "RAY_ENABLE_AUTO_CONNECT": "0",  # a call that comes after the shutdown would start another cluster
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a remote call that comes after the shutdown would start another cluster
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
         "RAY_enable_metrics_collection": "0" if config.http.metrics_port is None else "1",
         **_INTERVALS,
@@ -283,7 +286,9 @@ def _deploy(config: ServerConfig) -> None:
     application = build_application(config)
     target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)
     proxies: list[ray.ObjectRef[None]] = []
-    if _get_global_client(raise_if_no_controller_running=False) is None:
+    if _get_global_client(raise_if_no_controller_running=False) is not None:
+        serve.start(http_options=http_options)  # says which options the running Serve does not take
+    else:
         # `serve.start` would wait for the proxy, which starts while the replicas do. Not in a thread: that could be
         # neither interrupted nor left behind.
         _, proxies = _create_controller_and_proxy_refs(

@@ -4,8 +4,8 @@ On CPUs our own kernel computes them (`NativeLinear`), and oneDNN (`PackedLinear
 Torch's own `linear` reads weights at little more than half the speed of memory (docs/experiments.md).
 
 For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So `PackedLinear` computes few
-numbers of tokens: `padded_size`. oneDNN gives a token the same bits for every number of tokens but one, so there are at
-least two, but not with AMX. That is checked for each shape on the machine at hand.
+numbers of tokens: `padded_size`. Without AMX, oneDNN gives a token the same bits for every number of tokens but one,
+so there are at least two. With AMX the bits depend on the batch. Each shape is checked on the machine at hand.
 """
 
 import logging
@@ -92,7 +92,7 @@ def _sizes(weight: Tensor) -> Sequence[int]:
         results = [_product(x[:count], weight, None) for count in _CHECKED]
         sizes = _largest_group(results)
         if not torch.equal(_product(x[_MOVED], weight, None), results[-1][_MOVED]):
-            _log.warning("products of %s round by a token's place in its batch; a C++ compiler helps", [*weight.shape])
+            _log.warning("products of %s depend on the batch; install a C++ compiler, then they don't", [*weight.shape])
         elif len(sizes) < len(_CHECKED):
             _log.warning("products of %s run with %s tokens only, where rounding is the same", [*weight.shape], sizes)
         _sizes_by_shape[key] = () if len(sizes) == len(_CHECKED) else sizes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deployments.configuration.model import ROOT
 
-_STOP_S = 90.0  # for requests in progress, and for Ray's processes
+_STOP_S = 200.0  # longer than `http.drain_s` and the limit on Ray's end together
 
 
 @contextmanager

@@ -5,9 +5,9 @@ Must not know what is trained.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -63,6 +63,20 @@ def load_target_tokenizer(target: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"TARGET {target} has no tokenizer that can be loaded: {first_line}") from error
 
 
+def fitted(target: TargetOptions) -> TargetOptions:
+    """Return the options with texts that are no longer than the target's.
+
+    Raises:
+        ConfigError: it has no configuration that can be read.
+    """
+    try:
+        header = read_header(target.path)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f"TARGET {target.path} has no configuration that can be read: {first_line}") from error
+    return replace(target, longest=min(target.longest, context_length(header, None)))
+
+
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids of the tokens that stand for no text."""
     return sorted(set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
@@ -74,21 +88,24 @@ def write_missing(
     """Let the target write what the work folder lacks, and return the chats to train on and those held out.
 
     Raises:
-        ConfigError: the folder belongs to another target, there are no texts, or the disk is full.
+        ConfigError: the folder belongs to another target, an answer does not fit after a prompt, there are no texts, or
+            the disk is full.
     """
     folder = work / TEXTS
     template = ChatTemplate(tokenizer if wanted.chat else _without_template(tokenizer))
-    longest = min(target.longest, context_length(read_header(target.path), None))
-    _check_lengths(template, wanted, longest)
-    _check_settings(target.path, wanted, work)
+    settings = _settings(target.path, wanted)
+    _check_settings(settings, work)
     written = sum(len(chat.tokens) for part in read_texts(folder) for chat in part) if shard_files(folder) else 0
     if written < wanted.tokens:
+        _check_lengths(template, wanted, target.longest)
+        work.mkdir(parents=True, exist_ok=True)
+        write_whole(work / _SETTINGS, json.dumps(settings).encode())
         spec = ModelSpec(
             name="target",
             path=target.path,
             device=target.device,
             slots=wanted.streams,
-            max_length=longest,
+            max_length=target.longest,
             threads=target.threads,
         )
         with Engine({"target": ("target", load_runner(spec))}) as engine:
@@ -111,14 +128,16 @@ def write_missing(
 
 def _check_lengths(template: ChatTemplate, wanted: TextOptions, longest: int) -> None:
     """Raise ConfigError if an answer does not fit after a question. longest: tokens of a text, with its prompt."""
-    for number, question in enumerate(wanted.questions or ("",), 1):
-        tokens = len(template.prompt(question)) + (0 if wanted.questions else QUESTION_TOKENS)
-        if tokens + wanted.answer_tokens > longest:
-            prompt = f"prompt {number}" if wanted.questions else "a question in its template"
-            raise ConfigError(
-                f"--answer-tokens {wanted.answer_tokens}: {prompt} has {tokens} tokens, and both together may have "
-                f"{longest}; shorten one of them"
-            )
+    if wanted.questions:
+        lengths = {f"prompt {i}": len(template.prompt(question)) for i, question in enumerate(wanted.questions, 1)}
+    else:
+        lengths = {"a question in its template": len(template.prompt("")) + QUESTION_TOKENS}
+    too_long = [prompt for prompt, tokens in lengths.items() if tokens + wanted.answer_tokens > longest]
+    if too_long:
+        raise ConfigError(
+            f"--answer-tokens {wanted.answer_tokens}: {too_long[0]} has {lengths[too_long[0]]} tokens, and with its "
+            f"answer it may have {longest}; prompts that are too long: {len(too_long)}"
+        )
 
 
 def _without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -137,18 +156,22 @@ def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return sorted(token for token in tokens if isinstance(token, int))
 
 
-def _check_settings(target: str, texts: TextOptions, work: Path) -> None:
-    """Note whose texts the work folder has, or check that they are of this target."""
-    settings = {
+def _settings(target: str, texts: TextOptions) -> dict[str, object]:
+    """Return what a work folder's texts are made from."""
+    return {
         "target": target,
         "answer tokens": texts.answer_tokens,
         "prompts": hashlib.sha256(repr((texts.questions, texts.chat)).encode()).hexdigest()[:12],
         "seed": texts.seed,
     }
+
+
+def _check_settings(settings: Mapping[str, object], work: Path) -> None:
+    """Raise ConfigError if the work folder has texts of other settings, or what was made from such texts."""
     file = work / _SETTINGS
-    if not file.exists() or not shard_files(work / TEXTS):
-        work.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(settings).encode())
+    has_nothing = not shard_files(work / TEXTS) and {path.name for path in work.glob("*")} <= {_SETTINGS, TEXTS}
+    if has_nothing or not file.exists():
+        return
     for name, value in json.loads(file.read_text()).items():
         if value != settings.get(name):
             change = f"{name} {value!r}, not {settings.get(name)!r}"

@@ -22,6 +22,7 @@ from training.distillation.text_stage import (
     Report,
     TargetOptions,
     TextOptions,
+    fitted,
     load_target_tokenizer,
     special_tokens,
     write_missing,
@@ -61,8 +62,10 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     tokenizer = load_target_tokenizer(options.start.target)
-    target = TargetOptions(
-        path=options.start.target, device=options.start.device, longest=options.longest, threads=options.threads
+    target = fitted(
+        TargetOptions(
+            path=options.start.target, device=options.start.device, longest=options.longest, threads=options.threads
+        )
     )
     training, held_out = write_missing(target, options.texts, options.work, tokenizer, report=report)
     run = options.work / "runs" / _run_name(options, len(training))

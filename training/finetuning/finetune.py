@@ -35,8 +35,7 @@ from training.files import whole_folder
 from training.finetuning.examples import IGNORED, Example, Row, encode
 from training.lora import add_lora, merge_lora
 
-_RUN = "run.json"  # which run the checkpoints beside it are of
-_CHECKPOINTS = "checkpoint-*"  # the Trainer's folders
+_RUN = "finetune.json"  # which run the checkpoints beside it are of
 _STATE = "trainer_state.json"  # the Trainer writes it last
 _STEPS_PER_REPORT = 10
 
@@ -125,7 +124,7 @@ def _check_run(options: FinetuneOptions, rows: Sequence[Row]) -> None:
     run = json.dumps(settings | {"data": data})
     file = options.work / _RUN
     known = file.read_text(encoding="utf-8") if file.exists() else None
-    if known != run and any(options.work.glob(_CHECKPOINTS)):
+    if known != run and _checkpoints(options.work):
         raise ConfigError(
             f"{options.work} has checkpoints of other settings or data; remove them, or give another --work"
         )
@@ -135,16 +134,21 @@ def _check_run(options: FinetuneOptions, rows: Sequence[Row]) -> None:
 
 def _remove_checkpoints(work: Path) -> None:
     """Remove what finetuning has written, and the folder if nothing else is in it."""
-    for folder in work.glob(_CHECKPOINTS):
+    for folder in _checkpoints(work):
         shutil.rmtree(folder, ignore_errors=True)
     (work / _RUN).unlink(missing_ok=True)
     with suppress(OSError):
         work.rmdir()
 
 
+def _checkpoints(work: Path) -> list[Path]:
+    """Return the Trainer's folders."""
+    return [folder for folder in work.glob("checkpoint-*") if folder.name.split("-")[1].isdigit() and folder.is_dir()]
+
+
 def _last_checkpoint(work: Path) -> Path | None:
     """Return the newest checkpoint that was written to its end."""
-    whole = [folder for folder in work.glob(_CHECKPOINTS) if _is_json(folder / _STATE)]
+    whole = [folder for folder in _checkpoints(work) if _is_json(folder / _STATE)]
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
 
 

@@ -24,6 +24,7 @@ from training.distillation.text_stage import (
     TEXTS,
     Report,
     TargetOptions,
+    fitted,
     load_target_tokenizer,
     special_tokens,
     write_missing,
@@ -55,6 +56,8 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     if target.threads is not None:
         torch.set_num_threads(target.threads)
     tokenizer = load_target_tokenizer(target.path)
+    target = fitted(target)
+    options = replace(options, target=target)
     training, held_out = write_missing(target, options.texts, options.work, tokenizer, report=report)
     model = load_model(_model_spec(target))
     given = None if checkpoint is None else load_given(checkpoint, model)

@@ -18,7 +18,8 @@ from actors.model.lora.pair import LoraPair
 from actors.model.packed_linear import make_linear
 from decoding.errors import ConfigError
 
-_ALIGNMENT = 32  # rows of a slot: sums over them then have one order in every slot, in products of 16 or 32 inputs, too
+_ALIGNMENT = 16  # rows of a slot: sums over them then have one order in every slot, also in a GPU's 16 × 16 products …
+_ALIGNMENT_OF_TILES = 32  # … and in products of bfloat16 on a CPU, which may add 32 inputs at once
 _EXPERTS = "experts"  # layers below see some tokens only
 
 
@@ -74,8 +75,10 @@ class LoraLayers:
     def __init__(self, model: PreTrainedModel, *, slots: int, rank: int, deterministic: bool = True) -> None:
         """Prepare a model, before its layers are replaced. deterministic: as in `use_faster_layers`."""
         self.slots, self.max_rank, self._deterministic = slots, rank, deterministic
-        self.rank = -(-rank // _ALIGNMENT) * _ALIGNMENT
         self.dtype, self.device = model.dtype, model.device
+        in_tiles = self.device.type == "cpu" and self.dtype == torch.bfloat16
+        alignment = _ALIGNMENT_OF_TILES if in_tiles and rank > _ALIGNMENT else _ALIGNMENT
+        self.rank = -(-rank // alignment) * alignment
         self.foreign: Tensor | None = None  # [N, S, 1] bool: slots that aren't the token's; None: no token has any
         self.versions = [""] * slots  # what was written to each slot
         output = model.get_output_embeddings()

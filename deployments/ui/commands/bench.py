@@ -40,7 +40,7 @@ _MAX_LENGTH = 512
     help="Take the pair from a server's configuration; by default the bundled pair.",
 )
 @click.option(
-    "--endpoint", help="Which of the configuration's endpoints; by default the first with a drafter or heads."
+    "--endpoint", help="Which of the configuration's endpoints; by default the first of one model that drafts."
 )
 @click.option("--dtype", help="Of both models: auto (as stored), float32, bfloat16 or float16.")
 @click.option("--target-device", metavar="DEVICE", help="auto, cpu or cuda.")
@@ -152,10 +152,10 @@ def pair_config(
 
 
 def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str]:
-    """Return a configuration and its endpoint with a drafter or heads. endpoint: None for the first.
+    """Return a configuration and its endpoint of one model that drafts. endpoint: None for the first.
 
     Raises:
-        ConfigError: the configuration is wrong, or has no such endpoint with a drafter or heads.
+        ConfigError: the configuration is wrong, or has no such endpoint.
     """
     config = load_config(path)
     drafting = [

@@ -37,6 +37,6 @@ def _answer(
     console.print(Rule(title, align="left", style="dim"))
     printer.wait()
     try:
-        return generator.run(path, {**body, "cache_salt": secrets.token_hex()}, printer.write)
+        return generator.run(path, {"cache_salt": secrets.token_hex(), **body}, printer.write)
     finally:
         printer.end_line()

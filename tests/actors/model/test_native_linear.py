@@ -94,9 +94,13 @@ def test_without_a_compiler_one_dnn_computes(monkeypatch: pytest.MonkeyPatch) ->
     assert [type(layer) for layer in model] == [PackedLinear]
 
 
+@pytest.mark.parametrize("instructions", [True, False])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_it_computes_whatever_instructions_one_dnn_has(dtype: torch.dtype) -> None:
+def test_it_computes_whatever_instructions_one_dnn_has(
+    dtype: torch.dtype, instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """OneDNN's products depend on the batch where it uses AMX."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: instructions)
     model = nn.ModuleList([nn.Linear(48, 96)]).to(dtype).requires_grad_(False)
     pack_linears(model)
     assert [type(layer) for layer in model] == [NativeLinear]

@@ -94,7 +94,7 @@ def test_checkpoints_of_other_settings_are_refused(tmp_path: Path) -> None:
     module._check_run(options(tmp_path, threads=2), [])
     with pytest.raises(ConfigError, match="checkpoints of other settings or data"):
         module._check_run(options(tmp_path, rank=4), [])
-    (tmp_path / "work" / "run.json").unlink()
+    (tmp_path / "work" / "finetune.json").unlink()
     with pytest.raises(ConfigError, match="checkpoints of other settings or data"):
         module._check_run(options(tmp_path), [])
 

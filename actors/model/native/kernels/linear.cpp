@@ -191,7 +191,7 @@ void linear(const Call& call, const typename Kind::Input* x) {
 }
 
 #ifdef HAS_TILES
-// Writes a row's results. A whole panel is a constant number of them, which takes the compiler no loop.
+// Writes a row's results. A whole panel is a constant number, for which the compiler needs no loop.
 template <typename Output>
 inline void finish_row(const float* sums, const float* bias, int64_t width, Output* output) {
     if (width == panel) {
