@@ -13,6 +13,7 @@ from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
 from actors.model.forward_input import RowInput
+from actors.model.native.library import library
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.drafts.ngram import NgramOptions
@@ -108,6 +109,7 @@ def test_texts_are_split_as_the_original_tokenizer_splits_them(model: DefaultMod
     assert tokenizer.tokenize("Steps:\n\n1. Mix 20 eggs") == pieces
 
 
+@pytest.mark.skipif(library() is None, reason="no C++ compiler")
 @torch.inference_mode()
 def test_logits_have_the_same_bits_however_a_text_is_read(model: DefaultModel) -> None:
     """In bfloat16, as it is served. Products of this size are where libraries choose kernels by the batch."""

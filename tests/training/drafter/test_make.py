@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from actors.loading.checkpoint import ModelSpec, load_model
 from deployments.ui.cli import main
 from tests.training.commands import TARGET, kill_when, run, write_target
+from training.distillation.text_stage import TargetOptions, fitted
 
 
 def failure(*arguments: str) -> str:
@@ -59,6 +60,13 @@ def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_written(tmp_pa
         TARGET, "--output", str(tmp_path / "drafter"), "--answer-tokens", "2000"
     )
     assert list(tmp_path.iterdir()) == [prompts]
+
+
+def test_texts_are_no_longer_than_the_targets_own(tmp_path: Path) -> None:
+    configuration = json.loads((Path(TARGET) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**configuration, "max_position_embeddings": 512}))
+    assert fitted(TargetOptions(path=str(tmp_path))).longest == 512
+    assert fitted(TargetOptions(path=TARGET, longest=64)).longest == 64
 
 
 @pytest.mark.parametrize("layers", ["two", "1,x"])
