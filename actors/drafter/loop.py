@@ -210,6 +210,8 @@ class Drafter:
 
     def _forget(self, row: DrafterRow) -> None:
         self._targets[row.target] -= 1
+        if not len(self._rows):
+            self._texts.clear()
         # Requests with a salt share nothing; the texts of other tokenizers would be learned as the target's.
         if self._adaptation is not None and not row.cache_salt and row.draft_mapping is None:
             self._adaptation.note(row.tokens, row.prompt_length, row.params)

@@ -118,7 +118,7 @@ def room_for_pages(
     Args:
         used: bytes of the weights.
         limit: for both, per device.
-        reserved: bytes that CUDA graphs will need, outside the limit.
+        reserved: bytes that CUDA graphs and tables of penalties will need, outside the limit.
     """
     room = {
         device: max(_within(free_bytes(device) - reserved.get(device, 0), used.get(device, 0), limit), 0)

@@ -281,10 +281,12 @@ class Target:
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:
-        """Let members, adapters and the colocated drafter forget a row that is removed."""
+        """Let members, adapters and drafters forget a row that is removed. The last one leaves no table of texts."""
         self._leader.remove(row)
         self._adapters.release(row)
         if self._colocated_drafter is not None:
             self._colocated_drafter.remove(row)
         if self._heads is not None:
             self._heads.remove(row.key)
+        if not len(self._rows):
+            self._texts.clear()

@@ -82,15 +82,15 @@ class Penalties:
         changes = table.changes()
         counts = [len(request.depths) for request in requests]
         # [B, 2]: the length of each text's line, and where it begins
-        lines = numpy.array([(len(text.index), text.line * table.width) if text else (0, 0) for text in texts])
+        lines = numpy.array([(len(text.index), text.start) if text else (0, 0) for text in texts])
         settings = numpy.array([request.history.penalties for request in requests], numpy.float32)  # [B, 3]
         shape, settings = lines.T.repeat(counts, axis=1), settings.T.repeat(counts, axis=1)  # [2, N], [3, N]
         parts = [shape, settings, *_count_paths(requests, texts, vocab_size)]
         *changes_there, shape_there, settings_there, rows, tokens, values = copy_all(device, [*changes, *parts])
         table.write(*changes_there)
         return cls(
-            table.tokens.view(-1),
-            table.counts.view(-1),
+            table.tokens,
+            table.counts,
             shape_there,
             int(shape[0].sum()),
             Entries(rows, tokens, values),

@@ -15,15 +15,22 @@ from torch import Tensor
 
 from decoding.sampling.history import History
 
-_LEAST_WIDTH, _LEAST_LINES = 1024, 16
+_SPARE = 64  # entries of a line beyond those that its text needs, and a quarter of these
+_ENTRY_BYTES = 12
+
+
+def table_bytes(texts: int, distinct: int) -> int:
+    """Return the most bytes that a table takes, also while its lines move. distinct: the most tokens of a line."""
+    lines = texts * (distinct + distinct // 4 + _SPARE)
+    return 2 * (lines + lines // 4) * _ENTRY_BYTES
 
 
 class Text:
     """A line of a table: the tokens of prompt and answer, in order of their first appearance."""
 
-    def __init__(self, line: int, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, prompt: Sequence[int], vocab_size: int) -> None:
         """Tokens from `vocab_size` on do not count: a drafter may lack some."""
-        self.line = line
+        self.start, self.room = 0, 0  # the first entry of the line, and how many it may have
         known = dict.fromkeys(token for token in prompt if token < vocab_size)
         self.index = {token: index for index, token in enumerate(known)}  # in the line
         self.counts = Counter[int]()  # in the answer
@@ -41,81 +48,77 @@ class Text:
 
 
 class TextTable:
-    """A line for each of some texts. It grows with their number and length. For one thread."""
+    """A line for each of some texts, each as long as its text needs, one after the other. For one thread."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
-        self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [lines, width]
-        self.counts = torch.zeros(0, 0, device=device)  # [lines, width] float32
+        self.tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [U]
+        self.counts = torch.zeros(0, device=device)  # [U] float32
+        self._end = 0  # of the last line
         self._vocab_size = vocab_size
         self._texts: dict[int, tuple[Text, ref[History]]] = {}  # by the identity of the history
-        self._unsent: dict[int, Text] = {}  # by line
-        self._free: list[int] = []
+        self._unsent: dict[Text, None] = {}
         self._ended: deque[int] = deque()  # identities of histories that are gone: any thread may end one
 
-    @property
-    def width(self) -> int:
-        """The most tokens of a line."""
-        return self.tokens.shape[1]
-
     def read(self, history: History) -> Text:
-        """Return a history's line as it will be after `write`."""
+        """Return a history's line; it has its place after `changes`, and its tokens after `write`."""
         self._remove_ended()
         text, _ = self._texts.get(id(history)) or self._begin(history)
         text.catch_up(history.tokens)
         if text.unsent:
-            self._unsent[text.line] = text
+            self._unsent[text] = None
         return text
 
     def _begin(self, history: History) -> tuple[Text, ref[History]]:
-        line = self._free.pop() if self._free else len(self._texts)
-        text = Text(line, history.tokens[: history.prompt_length], self._vocab_size)
+        text = Text(history.tokens[: history.prompt_length], self._vocab_size)
         entry = text, ref(history, partial(_append, self._ended, id(history)))
         self._texts[id(history)] = entry
         return entry
 
     def _remove_ended(self) -> None:
-        """Free the lines of histories that are gone, before another can have the identity of one."""
+        """Forget histories that are gone, before another can have the identity of one."""
         while self._ended:
             text, _ = self._texts.pop(self._ended.popleft())
-            self._unsent.pop(text.line, None)
-            self._free.append(text.line)
+            self._unsent.pop(text, None)
 
     def changes(self) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
         """Return what `write` needs: entries, [E] int64, their tokens, [E] int64, and their counts, [E] float32.
 
         They stay unsent until `write`, because memory may run out before.
         """
-        texts = list(self._unsent.values())
-        self._grow(len(self._texts) + len(self._free), max([len(text.index) for text in texts], default=0))
+        texts = list(self._unsent)
+        self._make_room([text for text in texts if len(text.index) > text.room])
         sizes = [len(text.unsent) for text in texts]
-        lines = numpy.array([text.line for text in texts], dtype=numpy.int64).repeat(sizes)
+        starts = numpy.array([text.start for text in texts], dtype=numpy.int64).repeat(sizes)
         indices = [text.index[token] for text in texts for token in text.unsent]
         return (
-            lines * self.width + numpy.array(indices, dtype=numpy.int64),
+            starts + numpy.array(indices, dtype=numpy.int64),
             numpy.array([token for text in texts for token in text.unsent], dtype=numpy.int64),
             numpy.array([text.counts[token] for text in texts for token in text.unsent], dtype=numpy.float32),
         )
 
     def write(self, entries: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Apply `changes`, which are on the device now."""
-        self.tokens.view(-1).index_copy_(0, entries, tokens)
-        self.counts.view(-1).index_copy_(0, entries, counts)
-        for text in self._unsent.values():
+        self.tokens.index_copy_(0, entries, tokens)
+        self.counts.index_copy_(0, entries, counts)
+        for text in self._unsent:
             text.unsent.clear()
         self._unsent.clear()
 
-    def _grow(self, lines: int, width: int) -> None:
-        """Make room, for more than is needed now."""
-        old_lines, old_width = self.tokens.shape
-        if lines <= old_lines and width <= old_width:
+    def _make_room(self, texts: Sequence[Text]) -> None:
+        """Give texts longer lines behind all others or, if there is no room, in new memory."""
+        if not texts:
             return
-        shape = [
-            old if needed <= old else max(least, 1 << needed.bit_length())
-            for needed, old, least in ((lines, old_lines, _LEAST_LINES), (width, old_width, _LEAST_WIDTH))
-        ]
-        tokens, counts = self.tokens.new_zeros(shape), self.counts.new_zeros(shape)
-        tokens[:old_lines, :old_width], counts[:old_lines, :old_width] = self.tokens, self.counts
-        self.tokens, self.counts = tokens, counts
+        rooms = {text: len(text.index) + len(text.index) // 4 + _SPARE for text in texts}
+        tokens, counts, end = self.tokens, self.counts, self._end
+        if end + sum(rooms.values()) > len(tokens):
+            rooms = {text: rooms.get(text, text.room) for text, _ in self._texts.values()}
+            size, end = sum(rooms.values()), 0
+            tokens, counts = tokens.new_zeros(size + size // 4), counts.new_zeros(size + size // 4)
+        for text, room in rooms.items():
+            tokens[end : end + text.room] = self.tokens[text.start : text.start + text.room]
+            counts[end : end + text.room] = self.counts[text.start : text.start + text.room]
+            text.start, text.room, end = end, room, end + room
+        self.tokens, self.counts, self._end = tokens, counts, end
 
 
 def _append(ended: deque[int], identity: int, history: ref[History]) -> None:
@@ -134,3 +137,7 @@ class TextTables:
         if key not in self._tables:
             self._tables[key] = TextTable(vocab_size, device)
         return self._tables[key]
+
+    def clear(self) -> None:
+        """Free the memory of all tables. Texts that are read again are sent again."""
+        self._tables.clear()

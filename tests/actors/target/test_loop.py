@@ -31,6 +31,7 @@ from actors.wire.messages import (
     ResendRequest,
 )
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.text_table import TextTable
 from tests.support.models import VOCAB, tiny_model
 from tests.support.waiting import wait_until
 
@@ -361,3 +362,20 @@ def test_a_row_is_freed_without_a_garbage_collection() -> None:
         assert history() is None
     finally:
         gc.enable()
+
+
+def test_an_idle_target_keeps_no_table_of_penalised_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[ref[TextTable]] = []
+    begin = TextTable.__init__
+
+    def remember(table: TextTable, vocab_size: int, device: torch.device | str) -> None:
+        begin(table, vocab_size, device)
+        tables.append(ref(table))
+
+    monkeypatch.setattr(TextTable, "__init__", remember)
+    stage = Stage()
+    penalised = SamplingParams(max_tokens=12, temperature=0, repetition_penalty=1.3)
+    assert committed(stage.send(Admit(1, PROMPT, 4, penalised, 0, drafter=False)))
+    gc.collect()
+    assert tables
+    assert [table() for table in tables] == [None] * len(tables)
