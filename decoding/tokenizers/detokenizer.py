@@ -1,12 +1,14 @@
-"""Incremental detokenisation: token ids in, complete characters out. Knows the tokenizer as one function."""
+"""Incremental detokenisation: token ids in, text that can no longer change out. Knows no tokenizer."""
 
 from collections.abc import Callable, Sequence
+
+from decoding.tokenizers.text_decoder import StreamedReplacements, TextDecoder
 
 _INCOMPLETE = "\ufffd"  # what a decoder prints for bytes that are not (yet) a character
 _MIN_CONTEXT = 5  # tokens
 _LONGEST_WINDOW = 96  # tokens; a longer window has not ended a character for long, and is shortened
 _HEAD, _TAIL = 32, 16  # tokens kept of a window that is shortened
-_CONTEXT_TOKENS = range(_MIN_CONTEXT, 17)  # of the prompt; the fewest that start a character
+_CONTEXT_TOKENS = (*range(_MIN_CONTEXT, 17), 32, 64)  # of the prompt; the fewest that start a character
 
 
 class Detokenizer:
@@ -17,31 +19,43 @@ class Detokenizer:
     """
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int] = ()) -> None:
-        """decode: ids to text. prompt: tokens before the answer, which are never emitted."""
-        self._decode = decode
-        self._window = _context(decode, prompt)
-        self._shown = decode(self._window)  # the certain part of the window's text
+        """decode: ids to text. prompt: tokens before the answer, whose text is not emitted."""
+        decoder = decode if isinstance(decode, TextDecoder) else TextDecoder(decode)
+        self._decode, self._unsettled = decoder.decode, decoder.unsettled
+        self._window = _context(decoder.decode, prompt)
+        text = decoder.decode(self._window)
+        self._shown = text.rstrip(_INCOMPLETE)  # the certain part of the window's text
         self._cut = len(self._window)  # index at which a character begins, so the window may
+        self._replacements = StreamedReplacements(decoder.replacements)
+        settled = self._replacements.add(self._shown)
+        self._prompt = decoder(self._window)[len(settled) :]  # its end, which the answer may change
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Add tokens. Returns the new text, without an incomplete character at its end.
+        """Add tokens. Returns the new text that no further token can change.
 
         Bytes that are no text may be decoded otherwise once more follow, so tokens are taken one by one.
         """
-        return "".join([self._add(token) for token in tokens])
+        return self._after_prompt(self._replacements.add("".join([self._add(token) for token in tokens])))
 
     def _add(self, token: int) -> str:
         self._window.append(token)
+        if token in self._unsettled:
+            return ""
         text = self._decode(self._window)
         certain = text.rstrip(_INCOMPLETE)
         new = certain[len(self._shown) :]
         if new:
             self._shown = certain
             if len(certain) == len(text) and len(self._window) - self._cut >= _MIN_CONTEXT:
-                self._window = self._window[self._cut :]
-                self._shown = self._decode(self._window)
-                self._cut = len(self._window)
+                self._move_window()
         return new + self._shorten(text) if len(self._window) > _LONGEST_WINDOW else new
+
+    def _move_window(self) -> None:
+        """Drop the window's tokens before the cut, unless the others would be the empty start of a text."""
+        window = self._window[self._cut :]
+        if shown := self._decode(window):
+            self._window, self._shown = window, shown
+        self._cut = len(self._window)
 
     def _shorten(self, text: str) -> str:
         """Drop the middle of a long window in which no character ends: special tokens, or bytes that are no text.
@@ -60,20 +74,26 @@ class Detokenizer:
         self._cut = self._cut if self._cut <= _HEAD else 0
         return _INCOMPLETE * decided
 
+    def _after_prompt(self, text: str) -> str:
+        """Return the text without what it repeats of the prompt's end, of which spaces may have been removed."""
+        while self._prompt and text:
+            is_repeated, is_removed = self._prompt[0] == text[0], self._prompt[0] == " "
+            text = text[is_repeated:]
+            self._prompt = self._prompt[1:] if is_repeated or is_removed else ""
+        return text
+
     def flush(self) -> str:
         """Return the remaining text, with incomplete characters as the decoder prints them."""
-        rest = self._decode(self._window)[len(self._shown) :]
+        rest = self._replacements.add(self._decode(self._window)[len(self._shown) :]) + self._replacements.flush()
         self._window, self._shown, self._cut = [], "", 0
-        return rest
+        return self._after_prompt(rest)
 
 
 def _context(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> list[int]:
-    """Return the last tokens of the prompt from the start of a character; [] if it ends within a character."""
+    """Return the last tokens of the prompt, enough to start a character and to have a text."""
     for length in _CONTEXT_TOKENS:
         context = list(prompt[-length:])
         text = decode(context)
-        if text.endswith(_INCOMPLETE):
-            return []
-        if not text.startswith(_INCOMPLETE) or length >= len(prompt):
-            return context
-    return []
+        if length >= len(prompt) or (text and not text.startswith(_INCOMPLETE)):
+            break
+    return context

@@ -15,7 +15,8 @@ class EchoedPrompt:
     @cached_property
     def pieces(self) -> list[str]:
         splitter = self._decoder.detokenizer(())
-        return [splitter.add([token]) for token in self.tokens]
+        pieces = [splitter.add([token]) for token in self.tokens]
+        return [*pieces[:-1], pieces[-1] + splitter.flush()] if pieces else []
 
     @cached_property
     def offsets(self) -> list[int]:

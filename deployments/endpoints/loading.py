@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
@@ -23,6 +22,7 @@ from actors.wire.messages import Adapter
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError
 from decoding.tokenizers.alignment import Compatibility
+from decoding.tokenizers.text_decoder import TextDecoder
 from decoding.tokenizers.vocabulary import Vocabulary
 from deployments.compression.compressor import Compressor
 from deployments.configuration.config import ServerConfig
@@ -37,7 +37,8 @@ from deployments.endpoints.tokenizer_compatibility import check_drafter, check_m
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.strategies.loading import load_strategy
 from deployments.tokenizers.response_templates import kept_tokens, response_template
-from deployments.tokenizers.token_decoder import TokenDecoder, uses_backend
+from deployments.tokenizers.text_decoder import text_decoder
+from deployments.tokenizers.token_decoder import TokenDecoder
 
 
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
@@ -89,7 +90,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     )
     strategy_key = f"endpoints.{name}.strategy"
     return ServedEndpoint(
-        endpoint=_endpoint(name, endpoint, _text_decoder(tokenizer), colocated=colocated),
+        endpoint=_endpoint(name, endpoint, text_decoder(tokenizer, vocab_size), colocated=colocated),
         config=endpoint,
         encoder=Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=length),
         token_decoder=TokenDecoder(tokenizer, vocab_size),
@@ -100,7 +101,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
         through_text=through_text,
         budget=LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
-        decode_turn=_turn_decoder(tokenizer),
+        decode_turn=_turn_decoder(tokenizer, vocab_size),
         compressor=None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
         max_adapters=config.max_adapters_of(name),
     )
@@ -150,22 +151,11 @@ def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
         raise ConfigError(f"models.{name}.path: {error}") from error
 
 
-def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
-    """Function from ids to text, with a copy of the tokenizer: encoding runs in another thread."""
-    copied = copy.deepcopy(tokenizer)
-    if uses_backend(copied):  # half the time for the same text
-        return partial(copied.backend_tokenizer.decode, skip_special_tokens=True)
-    return lambda ids: str(copied.decode(ids, skip_special_tokens=True))
-
-
-def _turn_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str] | None:
+def _turn_decoder(tokenizer: PreTrainedTokenizerBase, size: int) -> TextDecoder | None:
     """Function from ids to text with the special tokens that the response template looks for; None: there are none."""
     template = response_template(tokenizer)
     kept = frozenset() if template is None else kept_tokens(template, tokenizer)
-    if not kept:
-        return None
-    copied, hidden = copy.deepcopy(tokenizer), set(tokenizer.all_special_ids) - kept
-    return lambda ids: str(copied.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
+    return text_decoder(tokenizer, size, hidden=set(tokenizer.all_special_ids) - kept) if kept else None
 
 
 def _vocab_size(model: ModelConfig) -> int:

@@ -1,14 +1,14 @@
 """Token ids as text and bytes, for answers. Knows no requests."""
 
 import copy
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 
-from transformers import PreTrainedTokenizerBase, TokenizersBackend
+from transformers import PreTrainedTokenizerBase
 
 from decoding.tokenizers.detokenizer import Detokenizer
 from deployments.tokenizers.response_templates import response_template
+from deployments.tokenizers.text_decoder import cleans_up, decoder_steps, is_usual, text_decoder
 from deployments.tokenizers.tool_format import has_think_tags, tool_format
 
 _CACHED_TOKENS = 16_384  # log-probabilities name the same tokens again and again
@@ -25,7 +25,9 @@ class TokenDecoder:
         self._special = set(tokenizer.all_special_ids)
         self._cached_bytes = lru_cache(_CACHED_TOKENS)(self._token_bytes)
         self._cached_text = lru_cache(_CACHED_TOKENS)(self._token_text)
-        self._is_byte_level = _is_byte_level(tokenizer)
+        self._is_byte_level = any(step["type"] == "ByteLevel" for step in decoder_steps(tokenizer))
+        self._decodes_in_backend = is_usual(tokenizer) and not cleans_up(tokenizer)
+        self.decode = text_decoder(tokenizer, size)  # without special tokens
         self.tool_format = tool_format(tokenizer.chat_template)
         self.has_think_tags = has_think_tags(tokenizer.chat_template)
         self.response_template = response_template(tokenizer)
@@ -53,13 +55,9 @@ class TokenDecoder:
     def _token_text(self, token: int) -> str:
         return _text_or_bytes(self.bytes_of(token))
 
-    def decode(self, tokens: list[int]) -> str:
-        """Text of the tokens without special tokens."""
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
-
     def decode_with_special(self, tokens: list[int]) -> str:
         """Text of the tokens, special tokens by name. Releases the interpreter's lock where the tokenizer allows."""
-        if uses_backend(self._tokenizer):
+        if self._decodes_in_backend:
             return str(self._tokenizer.backend_tokenizer.decode_batch([tokens], skip_special_tokens=False)[0])
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
@@ -68,39 +66,11 @@ class TokenDecoder:
         return Detokenizer(self.decode, prompt=prompt)
 
 
-def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether tokens are spelled with one printable character per byte, as GPT-2's."""
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    if decoder is None:
-        return False
-    try:
-        state = decoder.__getstate__()  # the state of the whole tokenizer takes 0.3 s
-    except Exception:  # decoders written in Python raise a plain Exception
-        return False
-    return _mentions_byte_level(json.loads(state))
-
-
-def uses_backend(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether decoding with the tokenizers library gives the same text as the tokenizer."""
-    usual = PreTrainedTokenizerBase.decode, TokenizersBackend._decode
-    is_usual = (type(tokenizer).decode, getattr(type(tokenizer), "_decode", None)) == usual
-    return is_usual and not tokenizer.clean_up_tokenization_spaces
-
-
 def _text_or_bytes(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _mentions_byte_level(decoder: dict[str, object] | None) -> bool:
-    """Whether a serialized decoder of the tokenizers library is byte-level or a sequence that contains one."""
-    if decoder is None:
-        return False
-    parts = decoder.get("decoders")
-    inner = isinstance(parts, list) and any(_mentions_byte_level(part) for part in parts)
-    return decoder.get("type") == "ByteLevel" or inner
 
 
 def _byte_characters() -> dict[str, int]:
