@@ -176,6 +176,8 @@ class Drafter:
             case Admit():
                 try:
                     self._admit(peer, message)
+                    for target, early in self._mailbox.take_early((peer, message.request_id)):
+                        self._handle(target, early)
                 except Exception as error:  # a tokenizer's fault, for example, must not end other requests
                     self._mailbox.fail((peer, message.request_id), message.admission, error)
             case Report():
@@ -217,19 +219,25 @@ class Drafter:
             self._adaptation.note(row.tokens, row.prompt_length, row.params)
 
     def _advance(self, peer: str, message: Advance) -> None:
-        """Apply newly committed text; give the request back if that is impossible."""
-        row = self._rows.get((message.coordinator, message.request_id))
-        if row is None or row.target != peer or message.admission < row.admission:
-            return
-        try:
-            self._commit(row, message)
-        except Exception as error:  # as above; the message has the newest admission, whose `Admit` may be lost
-            self._mailbox.fail(row.key, message.admission, error)
+        """Apply newly committed text; give the request back if that is impossible.
+
+        An admission ends earlier ones. If its `Admit` was not overtaken but lost, the next reports lack the request.
+        """
+        key = message.coordinator, message.request_id
+        row = self._rows.get(key)
+        if row is None or message.admission > row.admission:
+            self._rows.remove(key)
+            self._mailbox.keep(key, peer, message)
+        elif row.target == peer and message.admission == row.admission:
+            try:
+                self._commit(row, message)
+            except Exception as error:  # as above
+                self._mailbox.fail(key, message.admission, error)
 
     def _commit(self, row: DrafterRow, message: Advance) -> None:
         """Commit an update's tokens, or ask for those before it. Raises UnavailableError if the row can't follow."""
-        if message.admission > row.admission or (message.tokens and not row.can_read(message.tokens)):
-            raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
+        if message.tokens and not row.can_read(message.tokens):
+            raise UnavailableError("the text has tokens beyond the drafter's")
         if (
             message.base > row.acknowledged_length
         ):  # an earlier update was lost, or sent before this drafter was connected

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic
 
@@ -9,11 +10,12 @@ from actors.loops.row import R, RowKey
 from actors.loops.row_table import RowTable
 from actors.loops.thread import LoopTimes
 from actors.wire.link import Envelope, Link, Outbox
-from actors.wire.messages import Cancel, Failed, Heartbeat
+from actors.wire.messages import Cancel, Failed, Heartbeat, Message
 from decoding.errors import ConsortError, InvalidRequestError
 
 REPORT_PERIOD_S = 1.0
 _MAX_SILENCE_S = 30.0
+_MAX_EARLY = 256  # messages; most of those that are kept are late, not early, and nobody takes them
 _ABSENT_S = 10.0  # between two turns: a turn took so long, or the process was stopped
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class Mailbox(Generic[R]):
         self._rows = rows
         self._times = times
         self._clock = clock
+        self._early: deque[tuple[RowKey, Envelope]] = deque(maxlen=_MAX_EARLY)
         self._received_at_s: dict[str, float] = {}  # by coordinator
         self._reported_at_s = 0.0
 
@@ -49,6 +52,17 @@ class Mailbox(Generic[R]):
                 self._rows.remove((peer, message.request_id))
             elif not isinstance(message, Heartbeat):
                 yield peer, message
+
+    def keep(self, key: RowKey, peer: str, message: Message) -> None:
+        """Keep a message about an admission that is not here. Links keep each sender's order, but not that of two."""
+        self._early.append((key, (peer, message)))
+
+    def take_early(self, key: RowKey) -> list[Envelope]:
+        """Return what came before the request's admission, oldest first, once."""
+        taken = [envelope for early, envelope in self._early if early == key]
+        if taken:
+            self._early = deque([kept for kept in self._early if kept[0] != key], _MAX_EARLY)
+        return taken
 
     def fail(self, key: RowKey, admission: int, error: BaseException) -> None:
         """Remove a request that can't go on here, and send the reason to its coordinator or leader."""

@@ -74,9 +74,9 @@ class TargetInbox:
             self._mailbox.put(row.attached_drafter, advance)
 
     def rest_drafter(self, row: TargetRow) -> None:
-        """Let the attached drafter rest before the row has its first token. One that lacks the row is told later."""
+        """Let the attached drafter rest, whatever it was told before. One that goes on is told at its next offer."""
         if row.attached_drafter is not None:
-            self._mailbox.put(row.attached_drafter, row.advance(len(row.tokens), 0))
+            self._mailbox.put(row.attached_drafter, row.rest())
 
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back to its peer, unless the row has been removed or replaced."""
@@ -85,13 +85,9 @@ class TargetInbox:
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
-            case Offer(request_id):
-                row = self._rows.writer((message.coordinator, request_id))
-                is_short = 0 < len(message.tokens) < self._runner.max_length
-                if row is not None and is_short and self._runner.has_tokens(message.all_tokens()):
-                    # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
-                    fits = row.offer(message) or row.rejects
-                    self._planner.note_offer(row, time.perf_counter(), fits=fits)
+            case Offer():
+                if 0 < len(message.tokens) < self._runner.max_length and self._runner.has_tokens(message.all_tokens()):
+                    self._offer(peer, message)
             case Admit() | Join() | LogitsRequest():
                 self._handle_request(peer, message)
             case ResendRequest(request_id, coordinator, length):
@@ -114,12 +110,27 @@ class TargetInbox:
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
+    def _offer(self, peer: str, message: Offer) -> None:
+        """Add a draft to its row's trie, once the row is there."""
+        key = message.coordinator, message.request_id
+        row = self._rows.writer(key)
+        if row is not None:
+            # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
+            fits = row.offer(message) or row.rejects
+            self._planner.note_offer(row, time.perf_counter(), fits=fits)
+            if row.attached_drafter == peer and not self._rows.drafting:
+                self.rest_drafter(row)
+        elif message.distributions is None:  # what was drawn for an earlier admission could bias this one
+            self._mailbox.keep(key, peer, message)
+
     def _handle_request(self, peer: str, message: Admit | Join | LogitsRequest) -> None:
         """Begin or continue a request; give it back where that is impossible."""
         try:
             match message:
                 case Admit():
                     self._admit(peer, message)
+                    for drafter, early in self._mailbox.take_early((peer, message.request_id)):
+                        self._handle(drafter, early)
                 case Join():
                     self._join(peer, message)
                 case LogitsRequest():

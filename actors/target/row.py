@@ -216,6 +216,10 @@ class TargetRow(ServedRow):
         self._acknowledged_length, self._drafter_rests = len(self.tokens), rests
         return advance
 
+    def rest(self) -> Advance:
+        """Return the update that lets the attached drafter rest, with the text that it may lack."""
+        return self.advance(self._acknowledged_length, 0)
+
     def advance(self, base: int, draft_length: int) -> Advance:
         """Return the update for a drafter that has the first `base` tokens of the text."""
         coordinator, request_id = self.key

@@ -157,13 +157,43 @@ def test_what_comes_from_an_earlier_admission_changes_nothing() -> None:
     assert stage.requests == []
 
 
-def test_a_request_whose_latest_admission_was_lost_is_given_back() -> None:
+def test_a_request_whose_latest_admission_was_lost_is_no_longer_reported() -> None:
+    """So its coordinator notices. It is not given back: the admission may only be late."""
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=2))
     stage.coordinator.receive(0)
     stage.say(advance(1, 4, [1, 2], admission=3))
-    assert any(isinstance(message, Failed) for _, message in stage.coordinator.receive(0))
-    assert stage.drafter.load().active == 0
+    assert not any(isinstance(message, Failed) for _, message in stage.coordinator.receive(0))
+    assert stage.drafter.load("coordinator").request_ids == []
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "its cancellation was lost"])
+def test_an_update_that_overtakes_its_admission_is_applied_after_it(cancelled: bool) -> None:
+    """The coordinator and the target have links of their own, so either message may be first."""
+    stage = Stage()
+    stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=0))
+    stage.coordinator.receive(0)
+    assert stage.say(advance(1, 4, [9, 9], admission=1)) == []
+    again = admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=1)
+    base, tokens = longest(stage.say(*([Cancel(1), again] if cancelled else [again])))
+    assert (base, tokens) == (6, stage.continuation([*PROMPT, 9, 9], len(tokens)))
+    assert stage.requests == []
+    assert not any(isinstance(message, Failed) for _, message in stage.coordinator.receive(0))
+
+
+def test_a_rest_that_overtakes_the_admission_costs_no_offers() -> None:
+    stage = Stage()
+    assert stage.say(advance(1, 4, [], 0)) == []
+    assert stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)) == []
+
+
+def test_an_early_update_of_another_admission_or_target_changes_nothing() -> None:
+    stage = Stage()
+    stage.say(advance(1, 4, [9], admission=1), advance(2, 4, [9]))
+    stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=2))
+    elsewhere = ReplicaAddress("t2", "target")
+    stage.say(Admit(2, PROMPT, 4, GREEDY, 3, drafter=True, target=elsewhere))
+    assert [row.tokens for row in stage.drafter._rows] == [PROMPT, PROMPT]
 
 
 @pytest.mark.parametrize("rejected_at", [0, 4, 5, 6])

@@ -44,6 +44,17 @@ def test_a_cancellation_does_not_overtake_the_admission_before_it() -> None:
     assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[], pages=1)
 
 
+def test_what_is_early_is_kept_in_order_and_no_more_than_some_of_it() -> None:
+    desk = Desk()
+    early = [Offer(index % 2, index, [2]) for index in range(2 * mailbox._MAX_EARLY)]
+    for offer in early:
+        desk.mailbox.keep(("coordinator", offer.request_id), "drafter", offer)
+    expected = [("drafter", offer) for offer in early[mailbox._MAX_EARLY :] if offer.request_id == 1]
+    assert desk.mailbox.take_early(("coordinator", 1)) == expected
+    assert desk.mailbox.take_early(("coordinator", 1)) == []
+    assert len(desk.mailbox.take_early(("coordinator", 0))) == mailbox._MAX_EARLY // 2
+
+
 def test_cancel_frees_the_slot() -> None:
     desk = Desk()
     desk.admit()

@@ -30,6 +30,7 @@ from actors.wire.messages import (
     Offer,
     ResendRequest,
 )
+from decoding.drafts.draft import Distribution
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.text_table import TextTable
 from tests.support.models import VOCAB, tiny_model
@@ -245,6 +246,39 @@ def test_a_drafter_rests_from_the_admission_on_while_plain_decoding_is_in_use(mo
     stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
     stage.send(Admit(2, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"))
     assert [(len(message.tokens), message.draft_length) for message in stage.advances] == [(0, 0), (1, 0)]
+
+
+def test_a_drafter_that_did_not_hear_that_it_may_rest_is_told_at_its_next_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The update may be lost, as every message; a drafter would waste its whole lookahead."""
+    stage = Stage()
+    text = stage.text()
+    monkeypatch.setattr(stage.target._planner, "speculates", lambda: False)
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"), turns=2)
+    assert [advance.draft_length for advance in stage.advances][-1] == 0
+    stage.send(offer(1, 4, text[4:6]), turns=1)
+    assert stage.advances[0].draft_length == 0
+
+
+def test_a_draft_that_overtakes_its_admission_is_verified_in_the_first_step() -> None:
+    """The coordinator and the drafter have links of their own, so either message may be first."""
+    stage = Stage()
+    text = stage.text()
+    stage.send(offer(1, 4, text[4:9]), turns=1)
+    commits = stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=2)
+    assert commits[1] == Commit(1, 5, text[5:10], 4, 4, None, **by_drafter(4, 4))
+
+
+def test_early_drafts_that_were_drawn_at_random_are_not_kept() -> None:
+    """They may have been drawn for an earlier admission, and partly rejected there."""
+    stage = Stage()
+    stage.send(offer(1, 4, [5], distributions=[Distribution([5], [1.0])]), turns=1)
+    rejects = SamplingParams(max_tokens=12, verification="rejection", seed=1)
+    stage.send(Admit(1, PROMPT, 4, rejects, 4, drafter=True), turns=0)
+    stage.target._receive()
+    (row,) = stage.target._rows.writers
+    assert row.trie.best_length == 0
 
 
 @pytest.mark.parametrize(
