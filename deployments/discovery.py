@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.addresses import PROTOCOL, ReplicaAddress
 from decoding.errors import UnavailableError
 
 
@@ -37,6 +37,7 @@ class Discovery:
         """
         self._ask = ask
         self._update = update
+        self._incompatible: set[str] = set()  # replicas of another version
         self._known: dict[str, list[ReplicaAddress]] = {model: [] for model in ask}
 
     async def poll_all(self) -> None:
@@ -57,11 +58,19 @@ class Discovery:
         answered: set[str] = set()
         try:
             answers = await self._ask[model]()
-            answered = {address.name for address in answers.addresses}
+            compatible = list(filter(self._is_compatible, answers.addresses))
+            answered = {address.name for address in compatible}
             silent = [] if answers.complete else [known for known in self._known[model] if known.name not in answered]
-            self._known[model] = [*answers.addresses, *silent]
+            self._known[model] = [*compatible, *silent]
         except UnavailableError:
             self._known[model] = []
         except Exception:  # a control-plane error must not end streams
             _logger.warning("could not ask for the replicas of %s", model, exc_info=True)
         self._update([address for addresses in self._known.values() for address in addresses], answered)
+
+    def _is_compatible(self, address: ReplicaAddress) -> bool:
+        """Whether a replica's messages can be read here, and ours there. Logs those whose can't, once."""
+        if address.protocol != PROTOCOL and address.name not in self._incompatible:
+            self._incompatible.add(address.name)
+            _logger.warning("%s speaks protocol %d, not %d: left alone", address.name, address.protocol, PROTOCOL)
+        return address.protocol == PROTOCOL

@@ -86,7 +86,7 @@ class Coordinator:
 
     @property
     def malformed(self) -> int:
-        """Number of batches from replicas that were dropped because they could not be decoded."""
+        """As in `Link`."""
         return self._link.malformed
 
     def replica_starts(self) -> Counter[str]:

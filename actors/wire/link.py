@@ -24,7 +24,7 @@ class Link(Protocol):
 
     @property
     def malformed(self) -> int:
-        """Number of batches that were dropped because they could not be decoded."""
+        """Number of batches, and of single messages, that were dropped because they could not be decoded."""
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         """Send messages to a peer, in order, without waiting."""

@@ -36,10 +36,13 @@ _HEARTBEAT_PERIOD_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
 _CONNECT_TIMEOUT_MS = 2000
 _LINGER_MS = 1000  # after closing, ZeroMQ's thread still sends what is queued for so long
+_LOGGED_TYPES = 50  # of unreadable messages; peers may make up more
 _TAKEN_OVER = b"\0"  # first byte of the routing id of a connection whose name a newer one took over
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
+_raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
@@ -55,9 +58,13 @@ def _frames(messages: Sequence[Message]) -> list[bytes]:
     return [body[start : start + _FRAME_BYTES] for start in range(0, len(body), _FRAME_BYTES)]
 
 
-def _messages(frames: Sequence[zmq.Frame]) -> list[Message]:
-    """Decode a batch; raises ValueError or RecursionError if it is malformed."""
-    return _decoder.decode(frames[0].buffer if len(frames) == 1 else b"".join(frame.buffer for frame in frames))
+class _Tag(msgspec.Struct):
+    """What all messages have."""
+
+    type: str
+
+
+_tag_decoder = msgspec.msgpack.Decoder(_Tag)
 
 
 def _public_key(frame: zmq.Frame) -> bytes:
@@ -160,6 +167,7 @@ class ConnectingZmqLink:
         self._connected: dict[str, zmq.Socket[bytes]] = {}
         self._peers: dict[zmq.Socket[bytes], str] = {}
         self.malformed = 0
+        self._unreadable_types: set[str] = set()  # of messages that were dropped
 
     def connect(self, address: ReplicaAddress) -> None:
         socket = self._context.socket(zmq.DEALER)
@@ -199,7 +207,28 @@ class ConnectingZmqLink:
 
     def _read(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> list[Envelope]:
         """Decode a batch; raises ValueError or RecursionError if it is malformed."""
-        return [(self._peers[socket], message) for message in _messages(frames)]
+        return self._decode(self._peers[socket], frames)
+
+    def _decode(self, sender: str, frames: Sequence[zmq.Frame]) -> list[Envelope]:
+        """Decode a batch, without the messages that only another version understands."""
+        body = frames[0].buffer if len(frames) == 1 else b"".join(frame.buffer for frame in frames)
+        try:
+            return [(sender, message) for message in _decoder.decode(body)]
+        except msgspec.ValidationError:
+            messages = [self._decode_message(sender, raw) for raw in _raw_decoder.decode(body)]
+            return [(sender, message) for message in messages if message is not None]
+
+    def _decode_message(self, sender: str, raw: msgspec.Raw) -> Message | None:
+        """Decode a message. If that is impossible, count it, and log the first of its type."""
+        kind = _tag_decoder.decode(raw).type
+        try:
+            return _message_decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            self.malformed += 1
+            if kind not in self._unreadable_types and len(self._unreadable_types) < _LOGGED_TYPES:
+                self._unreadable_types.add(kind)
+                _log.warning("dropped a %.50s from %s, and will drop others: %s", kind, sender, error)
+            return None
 
     def _describe(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> str:
         """Name the sender of a malformed batch, for the log."""
@@ -247,7 +276,7 @@ class ReplicaZmqLink(ConnectingZmqLink):
         if routing_id.bytes.startswith(_TAKEN_OVER):
             return []  # sent before the newer connection; what matters is sent again
         sender = self._routes.identify(routing_id.bytes, partial(_public_key, body[0]))
-        return [(sender, message) for message in _messages(body)]
+        return self._decode(sender, body)
 
     def _describe(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> str:
         if socket is not self._listener:

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
 from transformers.utils import logging
 
 from actors.coordinator.loop import Coordinator

@@ -1,15 +1,18 @@
 """Discovery against scripted deployments."""
 
 import asyncio
+import logging
+import pickle
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.addresses import PROTOCOL, ReplicaAddress
 from decoding.errors import UnavailableError
 from deployments.discovery import Discovery, ReplicaAddresses
 from deployments.replicas import address_query
@@ -66,6 +69,29 @@ def test_all_models_are_looked_for_at_once() -> None:
     discovery = Discovery({"large": answers(ReplicaAddresses([A])), "small": answers(ReplicaAddresses([B]))}, updates)
     asyncio.run(discovery.poll_all())
     assert updates.addresses[-1] == [A, B]
+
+
+def test_replicas_of_another_protocol_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """So a rolling update mixes versions only where they understand each other. It is logged once per replica."""
+    updates = Recorder()
+    newer = replace(C, protocol=PROTOCOL + 1)
+    answer = ReplicaAddresses([A, newer])
+    discovery = Discovery({"large": answers(answer, answer, ReplicaAddresses([newer], complete=False))}, updates)
+
+    async def look() -> None:
+        for _ in range(3):
+            await discovery.poll("large")
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(look())
+    assert updates.addresses == [[A], [A], [A]]
+    assert updates.answered == [{A.name}, {A.name}, set()]
+    assert len(caplog.records) == 1
+
+
+def test_an_address_keeps_its_protocol_on_the_way_through_ray() -> None:
+    newer = replace(A, protocol=PROTOCOL + 1)
+    assert pickle.loads(pickle.dumps(newer)) == newer
 
 
 def test_slow_replicas_stay_and_dead_ones_go() -> None:

@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 
+import msgspec
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from actors.wire import zmq_link
 from actors.wire.link import Envelope, Link
 from actors.wire.logits_codec import PackedLogits
-from actors.wire.messages import Admit, Cancel, LogitsReply, Message, Offer, Report
+from actors.wire.messages import Admit, Cancel, Heartbeat, LogitsReply, Message, Offer, Report
 from actors.wire.peer_names import new_routing_id
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.chaos.proxy import Relays
@@ -279,6 +280,53 @@ def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pyt
         with caplog.at_level(logging.WARNING):
             assert receive(coordinator, 1) == [(replica.name, Report(1, 0, 1, []))]
         assert (len(caplog.records), coordinator.malformed) == (len(GARBAGE), len(GARBAGE))
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """A message that a newer version has."""
+
+    request_id: int
+
+
+class Renamed(msgspec.Struct, frozen=True, tag="Cancel"):
+    """A message whose field another version calls otherwise."""
+
+    id: int
+
+
+class Extended(msgspec.Struct, frozen=True, tag="Cancel"):
+    """A message to which a newer version adds a field."""
+
+    request_id: int
+    reason: str = "hung up"
+
+
+def test_a_message_of_another_version_is_dropped_alone(
+    replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    """During a rolling update others' messages are in the same batches."""
+    batch = msgspec.msgpack.encode([Heartbeat(), Cancel(1), Pause(2), Renamed(3), Extended(4), Pause(5), Cancel(6)])
+    with connected(replica) as coordinator, caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            coordinator._connected[replica.name].send(batch)
+        received = receive(replica, 2 * 4)
+        assert received == 2 * [(coordinator.name, each) for each in (Heartbeat(), Cancel(1), Cancel(4), Cancel(6))]
+    assert replica.malformed == 2 * 3
+    assert [record.getMessage().split(" from ")[0] for record in caplog.records] == [
+        "dropped a Pause",
+        "dropped a Cancel",
+    ]
+
+
+def test_a_peer_that_makes_up_types_does_not_fill_the_log(
+    replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 3 * zmq_link._LOGGED_TYPES
+    batch = msgspec.msgpack.encode([*({"type": str(number)} for number in range(count)), Heartbeat()])
+    with connected(replica) as rude, caplog.at_level(logging.WARNING):
+        rude._connected[replica.name].send(batch)
+        receive(replica, 1)
+    assert (replica.malformed, len(caplog.records)) == (count, zmq_link._LOGGED_TYPES)
 
 
 def test_a_silent_connection_is_opened_anew(replica: ReplicaZmqLink, monkeypatch: pytest.MonkeyPatch) -> None:
