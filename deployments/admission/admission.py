@@ -25,6 +25,7 @@ from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 
 _LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer …
 _PATIENCE_S = 1.0  # … but at least this
+_USUAL_ANSWER_S = 2.0  # while the speed is unknown
 
 
 class Backend(Protocol):
@@ -212,8 +213,10 @@ class Admission:
         ahead = self._tokens_ahead(target, key, priority)
         wait_s = self._seconds(target, ahead)
         if reached is None and ahead > self._longest_wait(target):
-            reason = f"the request would wait for about {wait_s:.0f} s." if wait_s else "the queue is full."
-            reached = Reached("max_queue_wait_s", reason)
+            expected = f"the request would wait for about {wait_s:.0f} s" if wait_s else "the queue is too long"
+            longest_s = self._limits.max_queue_wait_s
+            longest = f"{longest_s:g} s" if longest_s else "half as long as an answer takes"
+            reached = Reached("max_queue_wait_s", f"{expected}; http.max_queue_wait_s allows {longest}.")
         return None if reached is None else reached.error(wait_s)
 
     # Predictions
@@ -222,13 +225,15 @@ class Admission:
         return self._loads[target].seconds(tokens, _now_s())
 
     def _longest_wait(self, target: str) -> float:
-        """Longest accepted wait, in tokens of one slot: a whole answer until the speed is known."""
+        """Longest accepted wait, in tokens of one slot."""
         load, longest_s = self._loads[target], self._limits.max_queue_wait_s
         speed = load.tokens_per_s(_now_s())
-        if longest_s is not None and speed:
+        if longest_s and speed:
             return longest_s * speed
         most = max((ticket.request.params.max_tokens for ticket in self._tickets_of(target)), default=1)
         answer = load.answer_tokens(most)
+        if longest_s:
+            return answer * longest_s / _USUAL_ANSWER_S
         return max(_LONGEST_WAIT * answer, _PATIENCE_S * speed) if speed else answer
 
     def _tokens_ahead(self, target: str, key: ApiKey, priority: int = 0) -> float:

@@ -29,9 +29,13 @@ class Bounds:
         """Return the bound that new requests would exceed; None: no bound. rates: whether those of a minute count."""
         tickets, limits = list(self._tickets.values()), self._limits
         if len(tickets) + self._held.total() + new.requests > limits.max_requests:
-            return Reached("max_requests", f"{limits.max_requests} requests are in progress already.")
+            return Reached(
+                "max_requests", f"{limits.max_requests} requests are in progress already (http.max_requests)."
+            )
         if limits.max_tokens is not None and _sum(tickets) + new.tokens > limits.max_tokens:
-            reason = f"with {new.tokens} more, the tokens in progress would exceed {limits.max_tokens}."
+            reason = (
+                f"with {new.tokens} more, the tokens in progress would exceed {limits.max_tokens} (http.max_tokens)."
+            )
             return Reached("max_tokens", reason)
         own = key if self._shared is None else self._shared.part_of(key)
         if key.max_requests is not None or key.max_tokens is not None:

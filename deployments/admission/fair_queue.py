@@ -4,10 +4,10 @@ Goyal, Vin, Cheng: Start-time Fair Queueing (1996).
 """
 
 import heapq
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import count
 
 from deployments.admission.ticket import Ticket
@@ -16,68 +16,111 @@ from deployments.configuration.access.key_ring import ApiKey
 _Entry = tuple[int, int, Ticket]  # priority, order of arrival
 
 
+@dataclass(slots=True)
+class Backlog:
+    """Waiting requests together."""
+
+    requests: int = 0
+    answer_tokens: float = 0.0  # of the longest possible answers
+    tokens: float = 0.0  # of prompts and these answers
+
+    def add(self, ticket: Ticket, times: int = 1) -> None:
+        """Count a ticket; times −1 takes it out."""
+        self.requests += times
+        self.answer_tokens += times * ticket.request.params.max_tokens
+        self.tokens += times * ticket.tokens
+
+    def __iadd__(self, other: "Backlog") -> "Backlog":
+        self.requests += other.requests
+        self.answer_tokens += other.answer_tokens
+        self.tokens += other.tokens
+        return self
+
+    def begun_with(self, tokens: float) -> "Backlog":
+        """Return the part that begins until so many tokens have been served, if all requests are alike."""
+        requests = min(self.requests, math.floor(tokens * self.requests / self.tokens) + 1)
+        share = requests / self.requests
+        return Backlog(requests, share * self.answer_tokens, share * self.tokens)
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Waiting tickets of one key, in order, and the key's virtual time."""
+    """Waiting tickets of one key for one target. There may be others that ended while they waited."""
 
-    served: float
-    weight: float
-    tickets: deque[Ticket]
+    entries: list[_Entry] = field(default_factory=list)  # a heap
+    backlogs: defaultdict[int, Backlog] = field(default_factory=lambda: defaultdict(Backlog))  # by priority
+
+    def backlog(self, priority: float = math.inf) -> Backlog:
+        """Return what would begin before a ticket of that priority that is pushed now; inf: all."""
+        total = Backlog()
+        for other, backlog in self.backlogs.items():
+            if other <= priority:
+                total += backlog
+        return total
+
+    def count(self, ticket: Ticket, times: int) -> None:
+        """Count a ticket that waits from now on, or, with −1, no longer."""
+        backlog = self.backlogs[ticket.priority]
+        backlog.add(ticket, times)
+        if not backlog.requests:
+            del self.backlogs[ticket.priority]
 
 
 class FairQueue:
-    """Waiting tickets by target. Tickets that ended while they waited are skipped."""
+    """Waiting tickets by target. The cost of each call does not grow with their number."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, dict[ApiKey, list[_Entry]]] = {}  # by target
+        self._lines: dict[str, dict[ApiKey, _Line]] = {}  # by target; those in which somebody waits
         self._served: dict[ApiKey, float] = {}  # virtual time: tokens / weight
         self._order = count()
 
-    def push(self, ticket: Ticket, priority: int, holders: Iterable[ApiKey]) -> None:
+    def push(self, ticket: Ticket, holders: Iterable[ApiKey]) -> None:
         """Add a ticket. holders: keys of all other tickets, waiting or running."""
-        queues = self._queues.setdefault(ticket.target, {})
-        if not queues.get(ticket.key):
+        lines = self._lines.setdefault(ticket.target, {})
+        if ticket.key not in lines:
             self._served[ticket.key] = self._start(ticket.target, ticket.key, holders)
-        heapq.heappush(queues.setdefault(ticket.key, []), (priority, next(self._order), ticket))
+            lines[ticket.key] = _Line()
+        line = lines[ticket.key]
+        heapq.heappush(line.entries, (ticket.priority, next(self._order), ticket))
+        line.count(ticket, 1)
 
     def pop(self, target: str) -> Ticket | None:
         """Remove and return the most urgent ticket of the key that was served least; None: nobody waits."""
-        queues = self._queues.get(target, {})
-        while queues:
-            key = min(queues, key=self._served.__getitem__)
-            _, _, ticket = heapq.heappop(queues[key])
-            if not queues[key]:
-                del queues[key]
+        lines = self._lines.get(target)
+        if not lines:
+            return None
+        key = min(lines, key=self._served.__getitem__)
+        while True:
+            _, _, ticket = heapq.heappop(lines[key].entries)
             if ticket.state == "waiting":
-                self._served[key] += ticket.tokens / key.weight
-                return ticket
-        return None
+                break
+        self.remove(ticket)
+        self._served[key] += ticket.tokens / key.weight
+        return ticket
 
-    def tickets_before(self, target: str, key: ApiKey, priority: int, holders: Iterable[ApiKey]) -> Iterator[Ticket]:
-        """Tickets that would begin before a ticket that is pushed now, in order."""
-        lines: list[_Line] = []
-        own: _Line | None = None
-        for other, queue in self._queues.get(target, {}).items():
-            entries = sorted(entry for entry in queue if entry[2].state == "waiting")
-            if other == key:
-                entries = entries[: bisect_right(entries, priority, key=lambda entry: entry[0])]
-            line = _Line(self._served[other], other.weight, deque(ticket for _, _, ticket in entries))
-            own = line if other == key else own
-            if entries or line is own:
-                lines.append(line)
-        if own is None:
-            own = _Line(self._start(target, key, holders), key.weight, deque())
-            lines.append(own)
-        while (first := min(lines, key=lambda line: line.served)).tickets:
-            ticket = first.tickets.popleft()
-            yield ticket
-            first.served += ticket.tokens / first.weight
-            if not first.tickets and first is not own:
-                lines.remove(first)
+    def remove(self, ticket: Ticket) -> None:
+        """Forget a ticket that waits no longer."""
+        lines = self._lines[ticket.target]
+        lines[ticket.key].count(ticket, -1)
+        if not lines[ticket.key].backlogs:
+            del lines[ticket.key]
+
+    def backlog_before(self, target: str, key: ApiKey, priority: int, holders: Iterable[ApiKey]) -> Backlog:
+        """Return what would begin before a ticket that is pushed now."""
+        lines = self._lines.get(target, {})
+        own = lines.get(key)
+        served = self._start(target, key, holders) if own is None else self._served[key]
+        before = Backlog() if own is None else own.backlog(priority)
+        begins = served + before.tokens / key.weight  # at this virtual time
+        for other, line in lines.items():
+            ahead = begins - self._served[other]
+            if other != key and ahead >= 0:
+                before += line.backlog().begun_with(ahead * other.weight)
+        return before
 
     def _start(self, target: str, key: ApiKey, holders: Iterable[ApiKey]) -> float:
         """Virtual time at which an idle key starts. It gets no credit for the time when it was idle."""
-        waiting = [self._served[other] for other, queue in self._queues.get(target, {}).items() if queue]
+        waiting = [self._served[other] for other in self._lines.get(target, {})]
         if not waiting:  # nobody waits: start level with the running keys
             waiting = [self._served[other] for other in holders if other != key and other in self._served]
         return max(self._served.get(key, 0.0), min(waiting, default=0.0))

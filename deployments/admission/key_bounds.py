@@ -42,16 +42,22 @@ class KeyRates:
     """What a key may begin in a minute."""
 
     def __init__(self, key: ApiKey) -> None:
+        self._setting = _setting_of(key)
         self._requests = None if key.requests_per_minute is None else RateLimit(key.requests_per_minute)
         self._tokens = None if key.tokens_per_minute is None else RateLimit(key.tokens_per_minute)
 
     def reached(self, new: Use, now_s: float) -> Reached | None:
         """Return the limit that the new requests would exceed; None: none."""
         if self._requests is not None and (wait_s := self._requests.wait_s(new.requests, now_s)):
-            reason = "this API key has begun as many requests as it may in a minute."
+            reason = (
+                f"this API key has begun as many requests as it may in a minute ({self._setting}.requests_per_minute)."
+            )
             return Reached("key_requests_per_minute", reason, wait_s)
         if self._tokens is not None and (wait_s := self._tokens.wait_s(new.tokens, now_s)):
-            reason = f"with {new.tokens} more, this API key would exceed its tokens of a minute."
+            reason = (
+                f"with {new.tokens} more, this API key would exceed its tokens of a minute "
+                f"({self._setting}.tokens_per_minute)."
+            )
             return Reached("key_tokens_per_minute", reason, wait_s)
         return None
 
@@ -65,9 +71,17 @@ class KeyRates:
 def reached_at_once(key: ApiKey, used: Use, new: Use) -> Reached | None:
     """Return the key's limit of requests in progress that the new ones would exceed; None: none."""
     if key.max_requests is not None and used.requests + new.requests > key.max_requests:
-        reason = f"this API key has {key.max_requests} requests in progress already."
+        reason = f"this API key has {key.max_requests} requests in progress already ({_setting_of(key)}.max_requests)."
         return Reached("key_max_requests", reason)
     if key.max_tokens is not None and used.tokens + new.tokens > key.max_tokens:
-        reason = f"with {new.tokens} more, the tokens that this API key has in progress would exceed {key.max_tokens}."
+        reason = (
+            f"with {new.tokens} more, the tokens that this API key has in progress would exceed {key.max_tokens} "
+            f"({_setting_of(key)}.max_tokens)."
+        )
         return Reached("key_max_tokens", reason)
     return None
+
+
+def _setting_of(key: ApiKey) -> str:
+    """Return where the configuration has the key's limits."""
+    return f"http.api_keys.{key.name}"

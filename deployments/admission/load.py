@@ -9,7 +9,9 @@ from deployments.admission.ticket import Ticket
 
 _MEMORY_S = 10.0  # over which speed is averaged
 _SMOOTHING = 0.1  # weight of a new answer in the mean length
-_LEAST_S = 1.0  # of measurement before a speed counts as known
+_LEAST_S = 1.0  # of measurement before a speed counts as known …
+_ALONE_S = 10.0  # … or this where no answer has ended: until then, few tokens follow many prompts
+_USUAL_TOKENS = 256  # of an answer, before the first has ended
 
 
 class _Speed:
@@ -17,9 +19,13 @@ class _Speed:
 
     def __init__(self) -> None:
         self._tokens = self._request_s = self._seen_s = 0.0
+        self._has_answers = False
 
     def add_tokens(self, tokens: int) -> None:
         self._tokens += tokens
+
+    def add_answer(self) -> None:
+        self._has_answers = True
 
     def add_time(self, running: int, seconds: float) -> None:
         decay = math.exp(-seconds / _MEMORY_S)
@@ -30,7 +36,8 @@ class _Speed:
     @property
     def tokens_per_s(self) -> float | None:
         """Speed; None: not known yet."""
-        return self._tokens / self._request_s if self._seen_s >= _LEAST_S and self._tokens else None
+        is_known = self._seen_s >= (_LEAST_S if self._has_answers else _ALONE_S)
+        return self._tokens / self._request_s if is_known and self._tokens else None
 
 
 class Load:
@@ -52,6 +59,7 @@ class Load:
 
     def add_answer(self, tokens: int) -> None:
         """Record the length of a finished answer, in tokens."""
+        self._speeds[self._full].add_answer()
         mean = tokens if self._answer_tokens is None else self._answer_tokens
         self._answer_tokens = mean + _SMOOTHING * (tokens - mean)
 
@@ -72,7 +80,8 @@ class Load:
 
     def answer_tokens(self, most: int) -> float:
         """Expected length of an answer of at most `most` tokens."""
-        return float(most) if self._answer_tokens is None else min(float(most), max(1.0, self._answer_tokens))
+        usual = _USUAL_TOKENS if self._answer_tokens is None else max(1.0, self._answer_tokens)
+        return min(float(most), usual)
 
     def tokens_ahead(self, running: Iterable[Ticket], before: Iterable[Ticket], slots: int) -> float:
         """Expected tokens of one slot until the next request begins there.

@@ -40,16 +40,17 @@ class HttpConfig(StrictModel):
     )
     max_requests: Count | None = Field(
         None,
-        description="Requests in progress or waiting at once; further ones are refused with 429. null: twice as many "
-        "as all targets have slots (`auto` counts as 64), but at least 256.",
+        description="Requests in progress or waiting at once; further ones are refused with 429. null: one for every "
+        "8 MiB of memory that is free at the start, but at least 256 and twice as many as all targets have slots "
+        "(`auto` counts as 64).",
     )
     max_tokens: Count | None = Field(
         None, description="Tokens of these requests: prompts plus the longest possible answers; null: no limit."
     )
-    max_queue_wait_s: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Longest predicted wait in the queue, in seconds; longer ones are refused with 429. null: half "
-        "the recent duration of an answer, but at least 1.",
+    max_queue_wait_s: Annotated[float, Field(ge=0)] | None = Field(
+        60.0,
+        description="Longest predicted wait in the queue, in seconds; longer ones are refused with 429. 0 or null: "
+        "half the recent duration of an answer, but at least 1 s.",
     )
     stream_interval_s: Annotated[float, Field(ge=0, le=10)] = Field(
         0.2,

@@ -99,6 +99,12 @@ for _command in (bench, chat, compare, complete, compress, finetune, prune, pull
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
 @click.option("--api-key", help="Ask clients for this key too. CONSORT_API_KEY does the same, unseen by `ps`.")
 @click.option("--insecure", is_flag=True, help="Let other machines ask without a key.")
+@click.option(
+    "--max-queue-wait",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Refuse what would wait for longer; 0: than half an answer.",
+)
 @click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
 @click.option("--print-config", is_flag=True, help="Print the configuration that serves the same, and stop there.")
 @_address_option
@@ -114,6 +120,7 @@ def serve(
     port: int | None,
     api_key: str | None,
     insecure: bool,
+    max_queue_wait: float | None,
     dry_run: bool,
     print_config: bool,
     address: str | None,
@@ -126,7 +133,7 @@ def serve(
     By default SmolLM2-135M-Instruct, until Ctrl-C. GPUs are used where there are any.
     """
     own = read_source(source, options)
-    config = _with_http(own.config, host=host, port=port)
+    config = _with_http(own.config, host=host, port=port, max_queue_wait_s=max_queue_wait)
     if api_key is not None:
         config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
     if not print_config:
@@ -231,9 +238,9 @@ def _served(config: ServerConfig, *, address: str | None, log_level: str | None)
         _console.print("[dim]Stopped.[/]")
 
 
-def _with_http(config: ServerConfig, *, host: str | None = None, port: int | None = None) -> ServerConfig:
-    """The configuration with what the command line says about where to listen."""
-    changed = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+def _with_http(config: ServerConfig, **given: object) -> ServerConfig:
+    """The configuration with what the command line says of `http`; None: nothing."""
+    changed = {name: value for name, value in given.items() if value is not None}
     return config.model_copy(update={"http": config.http.model_copy(update=changed)})
 
 

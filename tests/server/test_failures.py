@@ -131,7 +131,7 @@ def test_killing_the_coordinator_in_mid_stream_only_delays(
 
 @pytest.mark.slow
 def test_many_at_once_get_what_they_get_alone(client: Any) -> None:
-    """More than the queue takes: refused requests come again when `Retry-After` says, as OpenAI's clients do."""
+    """More than run at once: the others wait, or come again when `Retry-After` says."""
     client = client.with_options(max_retries=20)
 
     def ask(i: int) -> str:

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import openai
 import pytest
 
 from deployments.configuration.model import ROOT
@@ -54,6 +56,17 @@ def test_an_ignored_end_of_text_does_not_end_the_answer(client: Any) -> None:
     assert ignored.choices[0].finish_reason == "length"
     assert ignored.usage.completion_tokens == 400
     assert ignored.choices[0].message.content.startswith(ended.choices[0].message.content)
+
+
+def test_a_hundred_requests_at_once_get_a_hundred_answers(server: Server) -> None:
+    """By the client as it is without options: two retries, ten minutes."""
+    options = {"model": "consort", "prompt": PROMPT, "max_tokens": 24}
+
+    def ask(seed: int) -> int:
+        return int(client.completions.create(**options, seed=seed).usage.completion_tokens)
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client, ThreadPoolExecutor(100) as pool:
+        assert all(pool.map(ask, range(100)))
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

@@ -77,4 +77,5 @@ class EarlyRefusal:
     def _check_bytes(self, size: int) -> None:
         most = _BODIES_AT_ONCE * self._max_body_bytes
         if size and self._held_bytes + size > most:
-            raise OverloadedError(f"with {size} more, the bodies of requests in progress would exceed {most} bytes.")
+            reason = f"with {size} more, the bodies of requests in progress would exceed {most} bytes"
+            raise OverloadedError(f"{reason}, {_BODIES_AT_ONCE} times http.max_body_bytes.")

@@ -255,8 +255,16 @@ def test_replicas_that_come_do_not_wait_for_an_answer_to_end() -> None:
     in_loop(run())
 
 
-def test_the_bound_follows_the_slots_that_there_may_be() -> None:
+def test_the_bound_follows_the_memory_and_the_slots_that_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_memory(free_bytes: int) -> None:
+        monkeypatch.setattr("deployments.admission.limits.free_host_bytes", lambda: free_bytes)
+
     config = load_config(TINY_CONFIG)
+    give_memory(16 * 2**30)
+    assert limits_of(config).max_requests == 2048
+    give_memory(2**40)
+    assert limits_of(config).max_requests == 8192
+    give_memory(2**30)
     assert limits_of(config).max_requests == 256
     config.models["target"].replicas = 10
     assert limits_of(config).max_requests == 320
@@ -268,7 +276,7 @@ def test_the_bound_follows_the_slots_that_there_may_be() -> None:
 
 def test_the_longest_wait_is_configured() -> None:
     config = load_config(TINY_CONFIG)
-    assert limits_of(config).max_queue_wait_s is None
+    assert limits_of(config).max_queue_wait_s == 60
     config.http.max_queue_wait_s = 7.5
     assert limits_of(config).max_queue_wait_s == 7.5
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -109,15 +110,42 @@ def test_retry_after_is_the_wait_that_comes_to_be() -> None:
     in_world(test, max_queue_wait_s=0.001)
 
 
-def test_before_the_speed_is_known_as_many_may_wait_as_run() -> None:
+@pytest.mark.parametrize(("longest_s", "waiting"), [(None, SLOTS), (0.0, SLOTS), (1.0, 0), (60.0, 30 * SLOTS)])
+def test_before_the_speed_is_known_a_bounded_number_may_wait(longest_s: float | None, waiting: int) -> None:
     def test(world: World) -> None:
-        for _ in range(2 * SLOTS):
+        for _ in range(SLOTS + waiting):
             world.ask(40)
         refused = world.refusal()
         assert (refused.bound, refused.retry_after_s) == ("max_queue_wait_s", 1)
+        assert "http.max_queue_wait_s allows" in str(refused)
 
-    for longest_s in (None, 60.0):
-        in_world(test, max_queue_wait_s=longest_s)
+    in_world(test, max_queue_wait_s=longest_s)
+
+
+@pytest.mark.parametrize("most", [40, 8192])
+def test_a_hundred_requests_at_once_are_answered(most: int) -> None:
+    """By clients with two retries, as OpenAI's by default. They come over 2 s; the slots' prompts take 4 s to read."""
+    attempts: Counter[int] = Counter()
+
+    def test(world: World) -> None:
+        due_s = {client: client / 50 for client in range(100)}
+        while due_s or world.written:
+            for client in [client for client, at_s in due_s.items() if at_s <= world.now_s]:
+                attempts[client] += 1
+                try:
+                    world.ask(40, most=most)
+                    del due_s[client]
+                except OverloadedError as error:
+                    assert attempts[client] < 3, "given up"
+                    due_s[client] = world.now_s + error.retry_after_s
+            if world.now_s < 4:
+                world.now_s += STEP_S
+            else:
+                world.step()
+        assert len(world.ended_s) == 100
+
+    in_world(test, max_queue_wait_s=60.0)
+    assert attempts.total() < 150
 
 
 def test_a_short_wait_is_never_too_long() -> None:

@@ -48,6 +48,7 @@ def test_a_model_and_its_drafter_become_a_configuration() -> None:
     assert document["models"]["drafter"] == {"path": DRAFTER, "colocated_with": "target", "max_length": 512}
     assert document["endpoints"]["target"]["drafter"] == "drafter"
     assert document["http"] == {"port": 9}
+    assert printed(TARGET, "--max-queue-wait", "0")["http"] == {"max_queue_wait_s": 0}
 
 
 def test_a_draft_length_of_0_is_plain_decoding() -> None:
