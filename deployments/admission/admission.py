@@ -58,7 +58,7 @@ class Admission:
         self._on_begin, self._count_slots, self._count_coordinators = on_begin, count_slots, count_coordinators
         self._tickets: dict[int, Ticket] = {}
         self._queue = FairQueue()
-        self._running: Counter[str] = Counter()  # by target
+        self._running = defaultdict[str, dict[int, Ticket]](dict)  # by target, by id
         self._loads = defaultdict[str, Load](Load)  # by target
         self._shared = shared
         self._bounds = Bounds(limits, self._tickets, shared)
@@ -164,7 +164,7 @@ class Admission:
             OverloadedError: the server or the key is at its bound.
         """
         loop = asyncio.get_running_loop()
-        ticket = Ticket(request, sink, key, loop.time(), charged=charged)
+        ticket = Ticket(request, sink, key, loop.time(), priority, charged=charged)
         new = Use(1, ticket.tokens)
         reached = self._bounds.reached(new, key, _now_s(), rates=False)
         if reached is not None:
@@ -174,7 +174,7 @@ class Admission:
             self._bounds.take(key, new, _now_s())
         if request.timeout_s is not None:
             ticket.deadline = loop.call_later(request.timeout_s, self._expire, request.request_id)
-        self._queue.push(ticket, priority, self._holders())
+        self._queue.push(ticket, self._holders())
         self._tickets[request.request_id] = ticket
         self._begin_next(ticket.target)
 
@@ -230,7 +230,7 @@ class Admission:
         speed = load.tokens_per_s(_now_s())
         if longest_s and speed:
             return longest_s * speed
-        most = max((ticket.request.params.max_tokens for ticket in self._tickets_of(target)), default=1)
+        most = max((ticket.request.params.max_tokens for ticket in self._running[target].values()), default=1)
         answer = load.answer_tokens(most)
         if longest_s:
             return answer * longest_s / _USUAL_ANSWER_S
@@ -240,12 +240,9 @@ class Admission:
         """Expected tokens of one slot before a request that arrives now begins there."""
         if self._has_room(target):
             return 0.0
-        running = [ticket for ticket in self._tickets_of(target) if ticket.state == "running"]
-        before = self._queue.tickets_before(target, key, priority, self._holders())
-        return self._loads[target].tokens_ahead(running, before, slots=max(1, int(self._limit(target))))
-
-    def _tickets_of(self, target: str) -> list[Ticket]:
-        return [ticket for ticket in self._tickets.values() if ticket.target == target]
+        before = self._queue.backlog_before(target, key, priority, self._holders())
+        slots = max(1, int(self._limit(target)))
+        return self._loads[target].tokens_ahead(self._running[target].values(), before, slots)
 
     def _holders(self) -> Iterator[ApiKey]:
         return (ticket.key for ticket in self._tickets.values())
@@ -258,18 +255,18 @@ class Admission:
         return max(configured, slots + READY if slots else 0)
 
     def _has_room(self, target: str) -> bool:
-        return self._running[target] < self._limit(target)
+        return len(self._running[target]) < self._limit(target)
 
     def _begin_next(self, target: str) -> None:
         while self._has_room(target) and (ticket := self._queue.pop(target)) is not None:
             self._begin(ticket)
         full = not self._has_room(target)
-        self._loads[target].set_running(self._running[target], full=full, now_s=_now_s())
+        self._loads[target].set_running(len(self._running[target]), full=full, now_s=_now_s())
 
     def _begin(self, ticket: Ticket) -> None:
         ticket.state = "running"
-        self._running[ticket.target] += 1
         request = ticket.request
+        self._running[ticket.target][request.request_id] = ticket
         waited_s = _now_s() - ticket.arrived_s
         self._on_begin(request)
         if ticket.deadline is not None and request.timeout_s is not None:
@@ -297,8 +294,10 @@ class Admission:
             unused = Use(0, ticket.request.params.max_tokens - ticket.committed)
             self._bounds.give_back(ticket.key, unused, _now_s())
         was_running, ticket.state = ticket.state == "running", "ended"
-        if was_running:
-            self._running[ticket.target] -= 1
+        if not was_running:
+            self._queue.remove(ticket)
+        else:
+            del self._running[ticket.target][request_id]
             if ticket.committed:  # a request that was cancelled at once says nothing of answers
                 self._loads[ticket.target].add_answer(ticket.committed)
             self._begin_next(ticket.target)

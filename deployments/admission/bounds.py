@@ -27,12 +27,12 @@ class Bounds:
 
     def reached(self, new: Use, key: ApiKey, now_s: float, *, rates: bool = True) -> Reached | None:
         """Return the bound that new requests would exceed; None: no bound. rates: whether those of a minute count."""
-        tickets, limits = list(self._tickets.values()), self._limits
-        if len(tickets) + self._held.total() + new.requests > limits.max_requests:
+        limits = self._limits
+        if len(self._tickets) + self._held.total() + new.requests > limits.max_requests:
             return Reached(
                 "max_requests", f"{limits.max_requests} requests are in progress already (http.max_requests)."
             )
-        if limits.max_tokens is not None and _sum(tickets) + new.tokens > limits.max_tokens:
+        if limits.max_tokens is not None and _sum(self._tickets.values()) + new.tokens > limits.max_tokens:
             reason = (
                 f"with {new.tokens} more, the tokens in progress would exceed {limits.max_tokens} (http.max_tokens)."
             )

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
+from deployments.admission.fair_queue import Backlog
 from deployments.admission.ticket import Ticket
 
 _MEMORY_S = 10.0  # over which speed is averaged
@@ -78,22 +79,26 @@ class Load:
         self._advance(now_s)
         return self._speeds[True].tokens_per_s or self._speeds[False].tokens_per_s
 
-    def answer_tokens(self, most: int) -> float:
+    def answer_tokens(self, most: float) -> float:
         """Expected length of an answer of at most `most` tokens."""
         usual = _USUAL_TOKENS if self._answer_tokens is None else max(1.0, self._answer_tokens)
-        return min(float(most), usual)
+        return min(most, usual)
 
-    def tokens_ahead(self, running: Iterable[Ticket], before: Iterable[Ticket], slots: int) -> float:
+    def tokens_ahead(self, running: Iterable[Ticket], before: Backlog, slots: int) -> float:
         """Expected tokens of one slot until the next request begins there.
 
         Args:
             running: all requests that hold slots.
-            before: requests that begin earlier, in order.
+            before: requests that begin earlier.
         """
         ends = sorted(self._tokens_left(ticket) for ticket in running)[-slots:]  # sorted, so a heap
-        for ticket in before:
-            heapq.heapreplace(ends, ends[0] + self._tokens_left(ticket))
-        return ends[0]
+        if not before.requests:
+            return ends[0]
+        each = self.answer_tokens(before.answer_tokens / before.requests)
+        rounds = max(0, before.requests // len(ends) - 2)  # after two, all slots end within the time of an answer
+        for _ in range(before.requests - rounds * len(ends)):
+            heapq.heapreplace(ends, ends[0] + each)
+        return ends[0] + rounds * each
 
     def seconds(self, tokens: float, now_s: float) -> float:
         """Seconds in which one slot generates the tokens; 0 while the speed is unknown."""

@@ -19,6 +19,7 @@ class Ticket:
     sink: Sink
     key: ApiKey
     arrived_s: float
+    priority: int = 0  # among the requests of its key, lower ones begin first
     deadline: asyncio.TimerHandle | None = None
     state: Literal["waiting", "running", "ended"] = "waiting"
     committed: int = 0  # tokens of its answer so far

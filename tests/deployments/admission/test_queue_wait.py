@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,6 +147,49 @@ def test_a_hundred_requests_at_once_are_answered(most: int) -> None:
 
     in_world(test, max_queue_wait_s=60.0)
     assert attempts.total() < 150
+
+
+@pytest.mark.parametrize("waiting", [1, 7, 50, 333])
+def test_the_wait_behind_requests_that_are_alike_is_right_within_an_answer(waiting: int) -> None:
+    """For the key with most of the queue, and for the other one."""
+
+    def test(world: World) -> None:
+        for index in range(waiting):
+            world.ask(40, key=BOB if index % 3 else ALICE, check=False)
+        world.run(2)
+        for key in (ALICE, BOB):
+            ahead = world.admission._tokens_ahead(ENDPOINT.target, key)
+            request_id, asked_s = world.ask(40, key=key, check=False), world.now_s
+            while request_id not in world.began_s:
+                world.step()
+            assert ahead == pytest.approx((world.began_s[request_id] - asked_s) / STEP_S, abs=40), key
+
+    in_world(test, max_queue_wait_s=None)
+
+
+def test_predicting_a_wait_takes_no_longer_for_a_long_queue() -> None:
+    """Counted in lines of Python, 3000 requests in the queue against 30."""
+    lines: Counter[int] = Counter()
+
+    def test(world: World) -> None:
+        world.fill(30 if not lines else 3000)
+        length = len(world.admission._tickets)
+
+        def count(frame: Any, event: str, argument: Any) -> Any:
+            lines[length] += event == "line"
+            return count
+
+        traced = sys.gettrace()
+        sys.settrace(count)
+        try:
+            world.admission.check_room([ENDPOINT.target], ALICE)
+        finally:
+            sys.settrace(traced)
+
+    in_world(test, max_queue_wait_s=1e6)
+    in_world(test, max_queue_wait_s=1e6)
+    short, long = lines.values()
+    assert long < 2 * short
 
 
 def test_a_short_wait_is_never_too_long() -> None:
