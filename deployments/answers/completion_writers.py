@@ -75,7 +75,7 @@ class AnswerWriter(Writer):
         if not self._body.stream or not (part.text or part.finish or first or (self._by_token and part.tokens)):
             return ""
         choices = self._chunk_choices(index, part, first=first)
-        chunks = [self._answer(self.chunk_object, [choice]) for choice in choices]
+        chunks = [self._chunk([choice]) for choice in choices]
         self._add_prompt_logprobs(chunks[-1], index, part)
         if all(choice.finish for choice in self._choices):
             chunks[-1].speculation, chunks[-1].seed = speculation_of(self._total()), self._seed
@@ -88,14 +88,14 @@ class AnswerWriter(Writer):
             return ""
         if not self._body.stream:
             return ""
-        chunk = self._answer(self.chunk_object, self._chunk_choices(index, Part(), first=False))
+        chunk = self._chunk(self._chunk_choices(index, Part(), first=False))
         chunk.progress = describe_progress(event)
         return sse(chunk.json_text())
 
     def end(self) -> str:
         chunk = ""
         if self._body.include_usage:
-            last = self._answer(self.chunk_object, [])
+            last = self._chunk([])
             last.usage, last.speculation, last.seed = self._usage(), speculation_of(self._total()), self._seed
             self._add_compressed_prompt(last)
             chunk = sse(last.json_text())
@@ -157,6 +157,13 @@ class AnswerWriter(Writer):
 
     def _answer(self, kind: str, choices: Sequence[AnswerChoice]) -> Answer:
         return Answer(id=self._id, object=kind, created=self._created, model=self._body.model, choices=choices)
+
+    def _chunk(self, choices: Sequence[AnswerChoice]) -> Answer:
+        """Build a chunk. Where usage is asked for, all but the last have it as null, as OpenAI's have."""
+        chunk = self._answer(self.chunk_object, choices)
+        if self._body.include_usage:
+            chunk.usage = None
+        return chunk
 
     def _common(self, index: int, part: Part) -> dict[str, Any]:
         """Fields that choices of all kinds share."""

@@ -105,6 +105,7 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, dra
         parts = [live.shared(), live.own(), *await ask_others()]
         return Response(exposition(parts), media_type=CONTENT_TYPE_LATEST)
 
+    @api.get("/v1/models/", include_in_schema=False)  # else the route of one endpoint takes it
     @api.get("/v1/models")
     async def models(request: Request) -> ModelList:
         """Endpoints that `model` may name; below an endpoint's own base URL, only that endpoint."""
@@ -120,7 +121,7 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, dra
     @api.get("/v1/models/{name:path}", responses={404: {"model": ErrorBody}})
     async def model(name: str) -> ModelCard:
         """One endpoint."""
-        return _card(service.endpoint(name), created, service.servable_models())
+        return _card(service.endpoint(name.removesuffix("/")), created, service.servable_models())
 
 
 def _card(served: ServedEndpoint, created: int, servable: set[str]) -> ModelCard:

@@ -51,6 +51,8 @@ def test_models_are_listed(fake: TestClient) -> None:
     assert card == fake.get("/v1/models/consort").json()
     assert (card["id"], card["target"], card["drafter"], card["ready"]) == ("consort", "target", "drafter", True)
     assert fake.get("/v1/models/org/name").status_code == 404
+    assert fake.get("/v1/models/").json() == fake.get("/v1/models").json()
+    assert fake.get("/v1/models/consort/").json() == card
 
 
 def test_an_answer_has_usage_statistics_and_the_seed(client: TestClient) -> None:
@@ -96,6 +98,7 @@ def test_a_stream_is_the_answer_in_pieces(client: TestClient, path: str, body: d
     assert text == (choice["text"] if "text" in choice else choice["message"]["content"])
     assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
     assert ["speculation" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
 
 
 def test_without_include_usage_a_stream_has_none(client: TestClient) -> None:
