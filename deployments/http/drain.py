@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.http.middleware.paths import is_work
 from deployments.validation.errors import error_response
-
-_STOPPING = UnavailableError("this server is stopping; ask again", retry_after_s=1)
 
 
 class Drain:
@@ -46,7 +44,10 @@ class Drain:
 
 
 class DrainMiddleware:
-    """ASGI middleware that counts requests for text or tokens, and answers 503 once the server stops."""
+    """ASGI middleware that counts requests for text or tokens, and answers 503 once the server stops.
+
+    A request is in progress from when its body has come whole: the server waits for no client that sends half of one.
+    """
 
     def __init__(self, app: ASGIApp, *, drain: Drain) -> None:
         self._app, self._drain = app, drain
@@ -56,8 +57,24 @@ class DrainMiddleware:
             await self._app(scope, receive, send)
             return
         if self._drain.has_begun:
-            scope["state"]["error"] = _STOPPING
-            await error_response(_STOPPING)(scope, receive, send)
+            scope["state"]["error"] = error = _stopping()
+            await error_response(error)(scope, receive, send)
             return
-        with self._drain.hold():
-            await self._app(scope, receive, send)
+        with ExitStack() as stack:
+            has_come = False
+
+            async def receive_whole() -> Message:
+                nonlocal has_come
+                message = await receive()
+                if message["type"] == "http.request" and not (message.get("more_body") or has_come):
+                    if self._drain.has_begun:
+                        raise _stopping()  # the application answers it as any other
+                    stack.enter_context(self._drain.hold())
+                    has_come = True
+                return message
+
+            await self._app(scope, receive_whole, send)
+
+
+def _stopping() -> UnavailableError:
+    return UnavailableError("this server is stopping; ask again", retry_after_s=1)

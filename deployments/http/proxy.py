@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
+from deployments.http import connection
 from deployments.http.arrival import REQUEST_START, arrival_header, seconds_unread
 from deployments.http.middleware.paths import GENERATING, WORKING
 from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
@@ -32,7 +33,8 @@ _LAST_EVENT_ID, _NO_EVENT = b"last-event-id", b"0"  # as in deployments/answers/
 
 
 def middlewares() -> list[Middleware]:
-    """Middlewares for Serve's proxy, called by Serve."""
+    """Middlewares for Serve's proxy, called by Serve before its server starts."""
+    connection.install()
     return [Middleware(CoordinatorLossMiddleware)]
 
 

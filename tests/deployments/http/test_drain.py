@@ -1,11 +1,13 @@
 """A server that stops: what is in progress ends, what is new goes elsewhere."""
 
 import asyncio
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import httpx
 from fastapi.testclient import TestClient
 
 from actors.coordinator.request import Delta, Request
@@ -14,8 +16,10 @@ from deployments.endpoints.service import Service
 from deployments.http.drain import Drain
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
+from tests.deployments.http.test_proxy import serving
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1, "stream": True}
+JSON = {"Content-Type": "application/json"}
 
 
 class Held(FakeCoordinator):
@@ -72,6 +76,27 @@ def test_a_stream_in_flight_ends_whole_and_new_requests_are_sent_away(endpoints:
         assert drained.result(10) == 0
         assert stream.result(10).text.endswith("data: [DONE]\n\n")
         assert 'reason="unavailable"} 2.0' in client.get("/metrics").text
+
+
+def test_half_a_request_is_not_waited_for(endpoints: dict[str, ServedEndpoint]) -> None:
+    """Its client may send the rest in an hour, or never. What comes then is sent away."""
+    drain, coordinator = Drain(), FakeCoordinator()
+    fake: Any = coordinator
+    sending, may_go_on = threading.Event(), threading.Event()
+
+    def halves() -> Iterator[bytes]:
+        text = json.dumps(BODY).encode()
+        yield text[:9]
+        sending.set()
+        assert may_go_on.wait(30)
+        yield text[9:]
+
+    with serving(make_api(Service(endpoints, fake), drain=drain)) as url, ThreadPoolExecutor(1) as pool:
+        half = pool.submit(httpx.post, f"{url}/v1/completions", content=halves(), headers=JSON)
+        assert sending.wait(10)
+        assert asyncio.run(drain.run(30)) == 0
+        may_go_on.set()
+        assert half.result(10).status_code == 503
 
 
 def test_what_does_not_end_in_time_is_told() -> None:

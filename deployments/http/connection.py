@@ -1,0 +1,220 @@
+"""Connections of Serve's proxy: uvicorn's, with the bounds that it lacks. Knows no routes.
+
+Heads have a largest size. Heads and bodies have to come in time, so that half a request holds nothing long. A client
+that closes its sending side after its request still gets its answer, and HTTP/1.0 gets no chunks.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn import config as uvicorn_config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from deployments.validation.errors import refusal_response
+
+MOST_HEAD_BYTES = 2**16  # of its fields, and of its target
+HEAD_TIMEOUT_S = float(os.environ.get("CONSORT_HEAD_TIMEOUT_S", "10"))
+_BODY_BYTES_PER_S = 2**10  # a body gets as long as a head, and a second more for each of these
+_FRAMING = 8  # most bytes for each byte of a chunked body, beside `MOST_HEAD_BYTES` for its trailers
+_LATE_S = 0.5  # a timer that is this late was held up, and so was the reading
+_LINGER_S = 2.0  # after a refusal: closed with bytes unread, a connection loses what it has sent
+_PROBE_S = 0.25
+_TCP_CLOSE = 7  # Linux's state of a connection that its client has reset
+_CODES = {
+    HTTPStatus.BAD_REQUEST: "bad_request",
+    HTTPStatus.REQUEST_TIMEOUT: "request_timeout",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "head_too_large",
+}
+
+
+def install() -> None:
+    """Let uvicorn's servers that start in this process from now on have such connections."""
+    uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedConnection.__name__}"
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """A connection of one client, which sends one request after the other."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True  # whether the next byte belongs to a head, of which there may be none yet
+        self._heads = 0  # that have come whole
+        # Of the head or body that is coming. The parser holds what it has of a field, and tells nothing before its end.
+        self._unfinished_bytes = self._body_bytes = 0
+        self._refusal: tuple[HTTPStatus, str] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun_s = self._due_s = 0.0  # when what the timer waits for began, and when the timer ends
+        self._lingers = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
+        before = self._heads, self._in_head
+        super().data_received(data)
+        if self.transport.is_closing() or self._lingers:
+            return
+        if before == (self._heads, self._in_head):
+            self._unfinished_bytes += len(data)
+        if self._unfinished_bytes > MOST_HEAD_BYTES + (0 if self._in_head else _FRAMING * self._body_bytes):
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _too_large())
+        else:
+            self._watch()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # as asyncio's
+        """Keep the connection open for the answer to a request that has come whole."""
+        if self._lingers or not (self._in_head and self._is_answering):
+            return None
+        if self.scheme == "https" or sys.platform != "linux":
+            return None  # TLS can't, and elsewhere it is unknown whether the client has gone
+        self.cycle.keep_alive = False
+        if not (self.cycle.response_started or self.pipeline or self.cycle.scope["http_version"] == "1.0"):
+            self.transport.write(STATUS_LINE[100] + b"\r\n")  # whoever has closed both sides resets the connection
+        self._probe()
+        return True
+
+    def on_headers_complete(self) -> None:
+        self._refusal = self._wrong_head()
+        if self._refusal is not None:
+            raise ValueError(self._refusal[1])  # the parser stops, and uvicorn calls `send_400_response`
+        self._unwatch()
+        self._heads, self._in_head = self._heads + 1, False
+        self._unfinished_bytes = self._body_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unwatch()
+        self._in_head, self._unfinished_bytes = True, 0
+        super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """End the connection once its answer has gone; at once if the request has not come whole."""
+        if self._is_answering and not (self._in_head or self.pipeline):
+            self.transport.close()
+        super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(*(self._refusal or (HTTPStatus.BAD_REQUEST, msg)))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _unchunked(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # at first
+
+    def _wrong_head(self) -> tuple[HTTPStatus, str] | None:
+        """Return status and reason if the head is to be refused."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MOST_HEAD_BYTES:
+            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _too_large()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):  # RFC 9112, section 3.2
+            return HTTPStatus.BAD_REQUEST, f"A request needs one Host header; this one has {hosts}."
+        return None
+
+    def _watch(self) -> None:
+        """Time what has to come, unless that is timed already: a body, or a head without which nothing goes on."""
+        has_upgraded = self not in self.connections
+        if self._timer is None and not has_upgraded and not (self._in_head and self._is_answering):
+            self._begun_s = self.loop.time()
+            self._set_timer(self._begun_s + self.head_timeout_s)
+
+    def _set_timer(self, due_s: float) -> None:
+        self._due_s = due_s
+        self._timer = self.loop.call_at(due_s, self._expire)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        """Refuse what has not come, if that is the client's fault."""
+        now_s, self._timer = self.loop.time(), None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused or now_s > self._due_s + _LATE_S:
+            self._watch()
+            return
+        due_s = self._begun_s + self.head_timeout_s
+        due_s += 0 if self._in_head else self._body_bytes / _BODY_BYTES_PER_S
+        if now_s < due_s:
+            self._set_timer(due_s)
+        elif self._in_head and not self._unfinished_bytes:
+            self.transport.close()
+        else:
+            what = "head" if self._in_head else "body"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"The request's {what} did not come in time.")
+
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        """Answer, unless an answer has begun, and take nothing more."""
+        self._unwatch()
+        tells = not self._is_answering or not (self._in_head or self.pipeline or self.cycle.response_started)
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if tells:
+            response = refusal_response(status, reason, _CODES[status], {"Connection": "close"})
+            lines = [STATUS_LINE[status], *(b"%s: %s\r\n" % header for header in response.raw_headers), b"\r\n"]
+            self.transport.write(b"".join([*lines, bytes(response.body)]))
+        if tells and self.transport.can_write_eof():
+            self._lingers = True
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+
+    def _probe(self) -> None:
+        """Look from time to time, until the answer has gone, whether a client that sends no more is still there."""
+        if self.transport.is_closing() or not self._is_answering:
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_PROBE_S, self._probe)
+
+
+def _too_large() -> str:
+    return f"The request's head is larger than {MOST_HEAD_BYTES} bytes."
+
+
+def _unchunked(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """Let a response without a length end where its connection does: HTTP/1.0 has no chunks."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        is_measured = True
+
+        async def send_on(message: Message) -> None:
+            nonlocal is_measured
+            if message["type"] == "http.response.start":
+                is_measured = any(name.lower() == b"content-length" for name, _ in message.get("headers", []))
+                cycle.chunked_encoding = None if is_measured else False
+            elif not is_measured:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return run
