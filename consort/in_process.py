@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import ValidationError
 
 from actors.coordinator.request import Delta, Request
@@ -24,6 +25,7 @@ from decoding.errors import ConfigError, InvalidRequestError, UnavailableError
 from deployments.answers.completion_writers import AnswerWriter, ChatWriter, CompletionWriter
 from deployments.answers.identity import AnswerIdentity
 from deployments.configuration.config import ServerConfig
+from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.requests.schema import ChatRequest, CompletionRequest
@@ -31,7 +33,7 @@ from deployments.validation.strict import problem_of
 
 _READY_S = 0.01
 _EVENT = "data: {"
-_Body = TypeVar("_Body")
+_Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 
 
 class _Call:
@@ -50,8 +52,9 @@ class _Call:
                     yield json.loads(line.removeprefix("data: "))
 
     def whole(self) -> dict[str, Any]:
-        """Return the document after the last delta."""
-        return self._writer.whole()
+        """Return the document after the last delta, as a client would read it: some parts are encoded already."""
+        document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self._writer.whole()))
+        return document
 
 
 class InProcessEndpoint:
@@ -64,7 +67,7 @@ class InProcessEndpoint:
             ConfigError: the endpoint needs a server, or a model can't be loaded or does not fit into memory.
         """
         config = _only(config, name)
-        self._served = load_endpoints(config)[name]
+        self._name, self._endpoints = name, load_endpoints(config)  # the endpoint's adapters, too
         self._templates = PromptTemplates(config.templates)
         self._preparing = threading.Lock()  # tokenizers work for one thread at a time
         loaded = {model: _loaded(_replica_spec(model, role, config)) for model, role in config.roles().items()}
@@ -101,31 +104,32 @@ class InProcessEndpoint:
         return self._stream(self._chat({**body, "stream": True}))
 
     def _completion(self, fields: dict[str, Any]) -> _Call:
-        body = _checked(CompletionRequest.model_validate, {"model": self._served.name, **fields})
-        requests, identity = self._prepare(body)
-        return _Call(requests, CompletionWriter(body, requests, self._served.token_decoder, identity=identity))
+        return self._call(_checked(CompletionRequest.model_validate, {"model": self._name, **fields}), CompletionWriter)
 
     def _chat(self, fields: dict[str, Any]) -> _Call:
-        body = _checked(ChatRequest.model_validate, {"model": self._served.name, **fields})
-        requests, identity = self._prepare(body)
-        return _Call(requests, ChatWriter(body, requests, self._served.token_decoder, identity=identity))
+        return self._call(_checked(ChatRequest.model_validate, {"model": self._name, **fields}), ChatWriter)
 
-    def _prepare(self, body: CompletionRequest | ChatRequest) -> tuple[list[Request], AnswerIdentity]:
+    def _call(self, body: _Body, make_writer: Callable[..., AnswerWriter]) -> _Call:
+        served = find_endpoint(body.model, self._endpoints)
+        seed = body.seed_or_new()
+        requests = self._prepare(body, served, seed)
+        return _Call(requests, make_writer(body, requests, served.token_decoder, identity=AnswerIdentity.new(seed)))
+
+    def _prepare(self, body: CompletionRequest | ChatRequest, served: ServedEndpoint, seed: int) -> list[Request]:
         if not self._is_open:
             raise UnavailableError("this model was closed")
         if body.prompt_compression is not None:
             reason = "only a server compresses prompts; start `consort serve` and ask it with `Client`"
             raise InvalidRequestError(f"prompt_compression: {reason}.", field="prompt_compression")
         self._templates.fill(body)
-        seed = body.seed_or_new()
         with self._preparing:
-            requests = self._served.prepare(body, seed=seed)
+            requests = served.prepare(body, seed=seed)
         structure = requests[0].params.structure
         if structure is not None:
-            check = self._served.structures.check(structure, field=body.structure_field)
+            check = served.structures.check(structure, field=body.structure_field)
             with ThreadPoolExecutor(1) as waiting:  # the caller may have an event loop of its own
                 waiting.submit(asyncio.run, check).result()
-        return requests, AnswerIdentity.new(seed)
+        return requests
 
     def _answer(self, calls: Sequence[_Call]) -> list[dict[str, Any]]:
         running = [(call, index, request) for call in calls for index, request in call.running.items()]

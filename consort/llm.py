@@ -23,6 +23,8 @@ class ModelOptions(TypedDict, total=False):
     trust_remote_code: bool
     safetensors_only: bool
     adapter: str | None
+    adapters: dict[str, str]
+    max_adapter_rank: int
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     quantization: Literal["nf4", "int8"] | None
     deterministic: bool

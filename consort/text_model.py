@@ -35,12 +35,16 @@ class TextModel(ABC):
     ) -> None:
         self.close()
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams = _DEFAULTS) -> list[Answer]:
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams = _DEFAULTS, *, model: str | None = None
+    ) -> list[Answer]:
         """Continue texts, all at the same time; return an answer for each, in their order.
 
-        prompts: one prompt or several, as texts or token ids.
+        Args:
+            prompts: one prompt or several, as texts or token ids.
+            model: an adapter's name, for instance; None: the model itself.
         """
-        bodies = [{"prompt": _as_prompt(prompt), **params.body()} for prompt in _prompts(prompts)]
+        bodies = [_completion_body(prompt, params, model) for prompt in _prompts(prompts)]
         return [Answer.read(document) for document in self._answer("/v1/completions", bodies)]
 
     def chat(
@@ -49,6 +53,7 @@ class TextModel(ABC):
         params: SamplingParams = _DEFAULTS,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        model: str | None = None,
         **options: Any,
     ) -> Answer:
         """Answer a conversation.
@@ -56,9 +61,10 @@ class TextModel(ABC):
         Args:
             messages: such as [{"role": "user", "content": "Hello!"}].
             tools: functions that the model may call, as OpenAI's API has them.
+            model: an adapter's name, for instance; None: the model itself.
             options: further fields of /v1/chat/completions, such as `tool_choice` or `chat_template_kwargs`.
         """
-        return self.chat_all([messages], params, tools=tools, **options)[0]
+        return self.chat_all([messages], params, tools=tools, model=model, **options)[0]
 
     def chat_all(
         self,
@@ -66,15 +72,18 @@ class TextModel(ABC):
         params: SamplingParams = _DEFAULTS,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        model: str | None = None,
         **options: Any,
     ) -> list[Answer]:
         """Answer conversations, all at the same time; arguments as in `chat`."""
-        bodies = [_chat_body(messages, params, tools, options) for messages in conversations]
+        bodies = [_chat_body(messages, params, tools, model, options) for messages in conversations]
         return [Answer.read(document) for document in self._answer("/v1/chat/completions", bodies)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams = _DEFAULTS) -> Iterator[Piece]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = _DEFAULTS, *, model: str | None = None
+    ) -> Iterator[Piece]:
         """Continue a text; yield pieces as they come. Closing the iterator ends the request."""
-        return self._pieces("/v1/completions", {"prompt": _as_prompt(prompt), **params.body()})
+        return self._pieces("/v1/completions", _completion_body(prompt, params, model))
 
     def stream_chat(
         self,
@@ -82,39 +91,48 @@ class TextModel(ABC):
         params: SamplingParams = _DEFAULTS,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        model: str | None = None,
         **options: Any,
     ) -> Iterator[Piece]:
         """Answer a conversation; yield pieces as they come. Arguments as in `chat`."""
-        return self._pieces("/v1/chat/completions", _chat_body(messages, params, tools, options))
+        return self._pieces("/v1/chat/completions", _chat_body(messages, params, tools, model, options))
 
     def _pieces(self, route: Route, body: Body) -> Iterator[Piece]:
         return (Piece.read(document) for document in self._stream(route, body) if document["choices"])
 
     @abstractmethod
     def _answer(self, route: Route, bodies: Sequence[Body]) -> Sequence[Mapping[str, Any]]:
-        """Return the documents that answer the bodies. Bodies name no model."""
+        """Return the documents that answer the bodies, which name a model only if it is not the usual one."""
 
     @abstractmethod
     def _stream(self, route: Route, body: Body) -> Iterator[Mapping[str, Any]]:
         """Yield the chunks of an answer."""
 
 
+def _completion_body(prompt: Prompt, params: SamplingParams, model: str | None) -> Body:
+    return {"prompt": prompt if isinstance(prompt, str) else list(prompt), **params.body(), **_named(model)}
+
+
 def _chat_body(
-    messages: Messages, params: SamplingParams, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    messages: Messages,
+    params: SamplingParams,
+    tools: Sequence[Mapping[str, Any]],
+    model: str | None,
+    options: Mapping[str, Any],
 ) -> Body:
     body = params.body()
     if params.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": params.logprobs}
     if tools:
         body["tools"] = list(tools)
-    return {"messages": list(messages), **body, **options}
+    return {"messages": list(messages), **body, **_named(model), **options}
+
+
+def _named(model: str | None) -> Body:
+    return {} if model is None else {"model": model}
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
     """Return one prompt or several as a list."""
     is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if is_single else prompts
-
-
-def _as_prompt(prompt: Prompt) -> str | list[int]:
-    return prompt if isinstance(prompt, str) else list(prompt)

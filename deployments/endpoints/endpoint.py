@@ -9,7 +9,7 @@ from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.draft import ProposerName
-from decoding.errors import ContextLengthError, InvalidRequestError
+from decoding.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
@@ -33,6 +33,7 @@ from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.strategies.options import StrategyOptions
 from deployments.tokenizers.token_decoder import TokenDecoder
+from deployments.validation.strict import nearest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,3 +272,10 @@ def _choice(request: Request, index: int) -> Request:
     """Request for the index-th answer to a prompt, with a seed of its own."""
     params = request.params.with_seed(choice_seed(request.params.seed, index))
     return replace(request, params=params, request_id=new_request_id())
+
+
+def find_endpoint(name: str, endpoints: Mapping[str, ServedEndpoint]) -> ServedEndpoint:
+    """Return the endpoint of that name; raises UnknownModelError if there is none."""
+    if name not in endpoints:
+        raise UnknownModelError(f"model: there is no model {name!r}; {nearest(name, endpoints)}", field="model")
+    return endpoints[name]

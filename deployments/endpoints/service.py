@@ -15,7 +15,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
-from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
+from decoding.errors import ConsortError, InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission
 from deployments.admission.limits import Limits
@@ -23,7 +23,7 @@ from deployments.admission.shared_limits import SharedLimits
 from deployments.answers.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
-from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
 from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.endpoints.response_cache import ResponseCache
@@ -33,7 +33,6 @@ from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
 from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
-from deployments.validation.strict import nearest
 
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer
@@ -148,10 +147,7 @@ class Service:
 
     def endpoint(self, name: str) -> ServedEndpoint:
         """Endpoint of that name; raises UnknownModelError if there is none."""
-        if name not in self.endpoints:
-            suggestion = nearest(name, self.endpoints)
-            raise UnknownModelError(f"model: there is no model {name!r}; {suggestion}", field="model")
-        return self.endpoints[name]
+        return find_endpoint(name, self.endpoints)
 
     async def prepare(self, body: GenerationRequest, *, seed: int, key: ApiKey = ANYBODY) -> list[Request]:
         """Requests of a body: for each prompt, one request per choice.

@@ -6,14 +6,24 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.target import planner
-from consort import LLM, ConfigError, ContextLengthError, InvalidRequestError, SamplingParams, UnavailableError
+from consort import (
+    LLM,
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    SamplingParams,
+    UnavailableError,
+    UnknownModelError,
+)
 from deployments.configuration.model import ROOT
+from tests.support.adapters import save_adapter
 
 TARGET, DRAFTER = ROOT / "models" / "target", ROOT / "models" / "drafter"
 PROMPTS = ["def add(a, b):", "class Stack:\n", "import os\n\n"]
@@ -85,6 +95,44 @@ def test_parameters_are_the_servers(llm: LLM) -> None:
     assert len(searched.choices) == 2
     (short,) = llm.generate(PROMPTS[0], replace(GREEDY, stop="return"))
     assert "return" not in short.text
+
+
+def test_documents_are_json_that_says_what_answers_say(llm: LLM) -> None:
+    """What a server encodes early, because it may be long, is decoded: log-probabilities, and details of tokens."""
+    (answer,) = llm.generate(PROMPTS[0], replace(SAMPLED, logprobs=2, prompt_logprobs=1, return_token_details=True))
+    assert json.loads(json.dumps(answer.document)) == answer.document
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert all(len(tops) >= 2 and max(tops.values()) <= 0 for tops in logprobs["top_logprobs"])
+    choice = answer.document["choices"][0]
+    assert choice["logprobs"] == logprobs
+    assert "".join(detail["text"] for detail in choice["token_details"]) == answer.text
+    assert len(choice["prompt_logprobs"]) == answer.prompt_tokens
+    chat = llm.chat(QUESTION, replace(SAMPLED, logprobs=1))
+    content = (chat.choices[0].logprobs or {})["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode().startswith(chat.text)
+
+
+def test_adapters_are_chosen_by_name(tmp_path: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    adapted: Any = save_adapter(tmp_path / "a", base, seed=1)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    ids = tokenizer(PROMPTS[0], return_tensors="pt").input_ids
+    expected = adapted.generate(input_ids=ids, max_new_tokens=GREEDY.max_tokens, do_sample=False)[0, ids.shape[1] :]
+    text = tokenizer.decode(expected, skip_special_tokens=True)
+    options = {"dtype": "float32", "threads": 1, "max_length": 256}
+    with LLM(TARGET, adapters={"poet": str(tmp_path / "a")}, **options) as llm:  # type: ignore[arg-type]
+        (plain,) = llm.generate(PROMPTS[0], GREEDY)
+        (answer,) = llm.generate(PROMPTS[0], GREEDY, model="poet")
+        assert (answer.text, answer.document["model"]) == (text, "poet")
+        assert plain.text != text == "".join(piece.text for piece in llm.stream(PROMPTS[0], GREEDY, model="poet"))
+        chat = llm.chat(QUESTION, GREEDY, model="poet")
+        assert chat.document["model"] == "poet"
+        assert chat.text != llm.chat(QUESTION, GREEDY).text
+        with pytest.raises(UnknownModelError, match=r"^model: there is no model 'poets'; did you mean 'poet'"):
+            llm.chat(QUESTION, model="poets")
+        with pytest.raises(UnknownModelError, match=r"^model: "):
+            list(llm.stream(PROMPTS[0], model="poets"))
 
 
 @pytest.mark.parametrize(("prompts", "n"), [(300, 1), (100, 3)])
