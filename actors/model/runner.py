@@ -21,6 +21,7 @@ from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.lora.layers import LoraLayers
 from actors.model.native.replay import record_at_once, replay_native_run
+from actors.model.native.thread_choice import ThreadChoice
 from actors.model.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
 from actors.model.packed_linear import PackedLinear, padded_size
 from actors.model.ragged_batch import RaggedBatch, have_gaps, pack_inputs, wanted_tokens, whole_positions
@@ -67,6 +68,7 @@ class Runner:
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
         self._traced: dict[bool, Callable[..., tuple[Tensor, ...]]] = {}  # by whether tokens have adapters
+        self._threads: ThreadChoice | None = None  # None: a fixed number
         self._graphs: CudaGraphs | None = None
         self._hooks: HiddenStateHooks | None = None
         self.hidden: HiddenStates | None = None  # of the last call of `logits`, if they are kept
@@ -155,18 +157,35 @@ class Runner:
             return
         for adapted in (False,) if self.lora is None else (False, True):
             self._use_trace(adapted=adapted)
+        if self._traced and torch.get_num_threads() > 1 and self._is_same_on_one_thread():
+            self._threads = ThreadChoice(torch.get_num_threads())
+
+    def _is_same_on_one_thread(self) -> bool:
+        """Whether logits have the same bits with one thread as with all. Slots 0 and 1 are overwritten."""
+        threads, results = torch.get_num_threads(), []
+        for number in (threads, 1):
+            torch.set_num_threads(number)
+            calls = ([RowInput(slot, 0, [slot] * length) for slot in (0, 1)] for length in (1, 4, self._longest_half()))
+            results.append(torch.cat([self.logits(rows).clone() for rows in calls]))
+            self.cache.clear_all()
+        torch.set_num_threads(threads)
+        return torch.equal(*results)
 
     def _use_trace(self, *, adapted: bool) -> None:
         sizes = [([tokens], logits) for tokens, logits in _TRACED_SIZES]
         with log_failed_trace(type(self.model).__name__):
             first, second = (self._example(*size, adapted=adapted) for size in sizes)
             traced = trace(self._call, first, second, change=replay_native_run)
-            room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
-            long = min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START, room)
+            long = self._longest_half()
             for counts in ([1], [2, 1], [long, long]):
                 self._compare(traced, counts, adapted=adapted)
             self._traced[adapted] = traced
         self.cache.clear_all()
+
+    def _longest_half(self) -> int:
+        """Return the most tokens of each of two rows in a traced call that starts at `_COMPARED_START`."""
+        room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
+        return min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START, room)
 
     def _compare(self, traced: Callable[..., tuple[Tensor, ...]], counts: Sequence[int], *, adapted: bool) -> None:
         """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
@@ -223,7 +242,8 @@ class Runner:
             self.cache.prepare_writes(extents)
             inputs, positions, batch = self._inputs(rows)
             kept, adapters = self._to_keep(wanted, inputs.numel()), self._adapters(rows, inputs.numel())
-            logits, *hidden = self._outputs(inputs, positions, batch, kept, adapters)
+            with nullcontext() if self._threads is None else self._threads.timing(inputs.numel()):
+                logits, *hidden = self._outputs(inputs, positions, batch, kept, adapters)
         if hidden:
             last, layers = hidden
             self.hidden = HiddenStates(last[: len(wanted)], layers[: sum([len(row.tokens) for row in rows])])
