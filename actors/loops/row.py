@@ -3,6 +3,7 @@
 Knows nothing of forwards, links or other rows.
 """
 
+import sys
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -36,6 +37,7 @@ class Row:
         self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
         self.reused: int | None = None  # tokens whose pages it took over from others; None before it has a slot
         self.waits_for_pages = False  # whether another row is computing this row's next page
+        self.shortest_waiting = sys.maxsize  # the fewest tokens that a row which waits for this row's pages has to read
         self.preparing: Future[StructureState] | None = None
         self.structure: StructureState | None = None  # the grammar's state after the answer so far
         self.attached_drafter: str | None = None  # the drafter that gets Advance, unless colocated
@@ -81,6 +83,11 @@ class Row:
     def pending(self) -> int:
         """Number of tokens that are not yet in the cache."""
         return len(self.tokens) - self.cached
+
+    @property
+    def urgency(self) -> int:
+        """Number of tokens that it or a row which waits for it has to read: texts with the fewest are read first."""
+        return min(self.pending, self.shortest_waiting)
 
     @property
     def ready(self) -> bool:

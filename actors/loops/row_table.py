@@ -3,6 +3,7 @@
 Rows take over pages that others have computed, before they enter and while their own prompt is computed.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Generic
 
@@ -117,7 +118,7 @@ class RowTable(Generic[R]):
                 self._note_text(row)  # the answer's pages when it ends
         self._fill_slots()
         failed: list[tuple[R, BaseException]] = []
-        computing: set[bytes] = set()  # the next page of each row
+        computing: dict[bytes, R] = {}  # who computes a page next
         for row in self._active.values():
             if row.preparing is not None and row.preparing.done():
                 error = row.preparing.exception()
@@ -125,7 +126,7 @@ class RowTable(Generic[R]):
                     row.structure, row.preparing = row.preparing.result(), None
                 else:
                     failed.append((row, error))
-            row.waits_for_pages = False
+            row.waits_for_pages, row.shortest_waiting = False, sys.maxsize
             if len(row.tokens) - row.cached > 1:
                 self._share_pages(row, computing)
         return failed
@@ -137,7 +138,7 @@ class RowTable(Generic[R]):
             extend_keys(row.page_keys, row.tokens, full, self._cache.page_size, row.cache_salt)
             self._cache.note_text(row.slot, row.page_keys[:full])
 
-    def _share_pages(self, row: R, computing: set[bytes]) -> None:
+    def _share_pages(self, row: R, computing: dict[bytes, R]) -> None:
         """Take over pages of the row's prompt. If a row before it computes the next one, it waits a turn."""
         if (len(row.tokens) - 1) // self._cache.page_size <= row.cached // self._cache.page_size:
             return
@@ -150,8 +151,9 @@ class RowTable(Generic[R]):
             row.resume(held)
         page = row.cached // self._cache.page_size
         if page < reusable and row.preparing is None and not row.resting:
-            row.waits_for_pages = row.page_keys[page] in computing
-            computing.add(row.page_keys[page])
+            first = computing.setdefault(row.page_keys[page], row)
+            if first is not row:
+                row.waits_for_pages, first.shortest_waiting = True, min(first.shortest_waiting, row.pending)
 
     def _reusable_pages(self, row: R) -> int:
         """Return how many pages of the row's text need not be computed if others have them, and compute their keys."""

@@ -6,7 +6,7 @@ nothing of models, messages or drafts.
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from traceback import clear_frames
 from typing import Generic, NamedTuple
@@ -59,11 +59,12 @@ class Scheduler(Generic[R]):
     def schedule(self, due: Iterable[R]) -> list[Share[R]]:
         """Choose what the next forward runs, at least one row: steps first, then chunks with what is left.
 
-        If memory suffices for some steps only, the rows take turns. Chunks are in the order of `due`; the shares are in
-        that of slots.
+        If memory suffices for some steps only, the rows take turns. The shares are in the order of slots.
+
+        due: in order of admission.
         """
         shares: list[Share[R]] = []
-        left, chunk_left = self._limit, self._prefill_chunk
+        left = self._limit
         steps: list[R] = []
         chunks: list[R] = []
         for row in due:
@@ -73,11 +74,7 @@ class Scheduler(Generic[R]):
             if not shares or 0 < tokens <= left:
                 shares.append(Share(row, max(1, tokens), False))
                 left -= tokens
-        for row in chunks:
-            tokens = min(row.pending, chunk_left, left)
-            if not shares or 0 < tokens <= left:
-                shares.append(Share(row, max(1, tokens), True))
-                left, chunk_left = left - tokens, chunk_left - tokens
+        shares += _divide(chunks, min(self._prefill_chunk, left))
         return sorted(shares, key=attrgetter("row.slot"))
 
     def run(self, compute: Callable[[Sequence[Share[R]]], None], shares: Sequence[Share[R]]) -> None:
@@ -136,3 +133,19 @@ class Scheduler(Generic[R]):
         reason = f"the device has too little memory for it, even alone: {len(row.tokens)} tokens in {slots}"
         self._give_up(row, UnavailableError(reason))
         self._remove_limit()
+
+
+def _divide(rows: Sequence[R], tokens: int) -> Iterator[Share[R]]:
+    """Divide so many tokens among rows that read texts, in order of admission.
+
+    Those that have the least to read come first, so a short text does not wait for a long one. But half is kept for the
+    row that was admitted first, so what arrives later at most doubles the turns until a text has been read.
+    """
+    kept = min(rows[0].pending, (tokens + 1) // 2) if rows else 0
+    for row in sorted(rows, key=attrgetter("urgency")):
+        if row is rows[0]:
+            kept = 0
+        share = min(row.pending, tokens - kept)
+        if share > 0:
+            tokens -= share
+            yield Share(row, share, True)

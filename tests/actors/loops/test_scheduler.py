@@ -1,4 +1,7 @@
-"""What one forward runs: steps first, then chunks of prompts with what is left; less when memory runs out."""
+"""What one forward runs: steps first, then chunks of prompts with what is left; less when memory runs out.
+
+Of prompts the short ones are read first, beside the one that waits longest.
+"""
 
 from collections.abc import Sequence
 
@@ -83,10 +86,52 @@ def running(request_id: int) -> Row:
 def test_steps_and_chunks_are_in_the_same_forward() -> None:
     stage = Stage(make_row(0, 40), running(1), make_row(2, 20), Beams("c", admit(3, 1)))
     assert [stage.turn() for _ in range(3)] == [
-        {0: 32, 1: 1, 3: 3},
-        {0: 8, 1: 1, 2: 20, 3: 3},
+        {0: 16, 1: 1, 2: 16, 3: 3},
+        {0: 24, 1: 1, 2: 4, 3: 3},
         {0: 1, 1: 1, 2: 1, 3: 3},
     ]
+
+
+def test_a_short_prompt_is_read_beside_a_long_one() -> None:
+    stage = Stage(make_row(0, 1000), make_row(1, 500))
+    stage.turn()
+    stage.rows.add(make_row(2, 10))
+    stage.rows.add(make_row(3, 20))
+    assert [stage.turn() for _ in range(2)] == [{0: 16, 2: 10, 3: 6}, {0: 16, 1: 2, 2: 1, 3: 14}]
+
+
+def test_a_long_prompt_takes_at_most_twice_as_long_beside_many_short_ones() -> None:
+    """A new one comes in each turn, and would fill it. At last the long one has the least left."""
+    turns = {}
+    for crowd in (0, 100):
+        stage = Stage(make_row(0, 640), slots=200)
+        (row,) = stage.rows
+        turns[crowd] = 0
+        while row.prefilling:
+            if turns[crowd] < crowd:
+                stage.rows.add(make_row(1 + turns[crowd], 32))
+            stage.turn()
+            turns[crowd] += 1
+    assert (turns[0], turns[100]) == (20, 39)
+
+
+def test_prompts_of_one_length_are_read_one_after_the_other() -> None:
+    """To share would make all of them late."""
+    stage = Stage(*(make_row(index, 64) for index in range(3)))
+    assert [list(stage.turn()) for _ in range(4)] == [[0], [0], [0, 1], [0, 1]]
+
+
+def test_a_row_that_a_short_one_waits_for_is_read_with_its_urgency() -> None:
+    """It computes the pages of a prefix that the short one has, too."""
+    prefix = [9] * 32
+    other, long, middle, short = (
+        Row("c", Admit(index, tokens, len(tokens), SamplingParams(max_tokens=5), 4, drafter=True))
+        for index, tokens in enumerate(([1] * 1000, prefix + [2] * 900, [3] * 200, prefix + [4] * 10))
+    )
+    stage = Stage(other, long, middle, short)
+    turns = [stage.turn() for _ in range(4)]
+    assert [list(granted) for granted in turns] == [[0, 1], [0, 1], [0, 2, 3], [0, 2, 3]]
+    assert short.pending == 1
 
 
 @repeatable
@@ -95,11 +140,12 @@ def test_every_row_runs_and_chunks_fit_their_budget(lengths: list[int], chunk: i
     stage = Stage(*(make_row(index, length) for index, length in enumerate(lengths)), chunk=chunk)
     rows = list(stage.rows)
     for _ in range(sum(lengths) // chunk + 2):
-        prefilling = [row.key[1] for row in rows if row.prefilling]
+        prefilling = {row.key[1]: row.pending for row in rows if row.prefilling}
         granted = stage.turn()
         assert {row.key[1] for row in rows} - set(prefilling) <= granted.keys()
-        assert sum(granted.get(index, 0) for index in prefilling) <= chunk
-        assert prefilling[: len(granted.keys() & set(prefilling))] == sorted(granted.keys() & set(prefilling))
+        assert sum(granted.get(index, 0) for index in prefilling) == min(chunk, sum(prefilling.values()))
+        for first, pending in [*prefilling.items()][:1]:
+            assert granted[first] >= min(pending, chunk / 2)
     assert not any(row.prefilling for row in rows)
 
 
