@@ -1,10 +1,6 @@
 """One stream's speed beside processes that never wait, of any servers with OpenAI's API that are up.
 
-<<<<<<<< HEAD:benchmarks/serving/busy_neighbours.py
-python -m benchmarks.serving.busy_neighbours --url http://127.0.0.1:8000 --url http://127.0.0.1:8081 --neighbours 0 1 2
-========
 python -m benchmarks.busy_neighbours --url http://127.0.0.1:8000 --url http://127.0.0.1:8081 --neighbours 0 1 2
->>>>>>>> 231d3e56 (Keep the benchmark of busy neighbours where there is room):benchmarks/busy_neighbours.py
 """
 
 import argparse
@@ -79,11 +75,7 @@ def main() -> None:
     ]
     print(table(["tokens/s (of the quiet speed)", *map(str, options.neighbours)], rows))
     if options.output is not None:
-<<<<<<<< HEAD:benchmarks/serving/busy_neighbours.py
-        write(options.output, "benchmarks.serving.busy_neighbours", vars(options), speeds=results)
-========
         write(options.output, "benchmarks.busy_neighbours", vars(options), speeds=results)
->>>>>>>> 231d3e56 (Keep the benchmark of busy neighbours where there is room):benchmarks/busy_neighbours.py
 
 
 if __name__ == "__main__":
