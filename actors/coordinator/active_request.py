@@ -148,6 +148,7 @@ class ActiveRequest:
             drafted_by=message.drafted_by,
             accepted_by=dict(Counter(message.accepted_from[:accepted])),
             cached=message.cached_tokens,
+            preemptions=message.preemptions,
         )
         own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
         sources: list[TokenSource] = ["accepted"] * accepted
@@ -185,7 +186,12 @@ class ActiveRequest:
         best, *others = starmap(make_delta, zip(message.answers, logprobs, strict=True))
         if self.request.timeline is not None:
             self.request.timeline.record_tokens("target", len(best.tokens))
-        self.statistics = Statistics(steps=message.steps, committed=len(best.tokens), cached=message.cached_tokens)
+        self.statistics = Statistics(
+            steps=message.steps,
+            committed=len(best.tokens),
+            cached=message.cached_tokens,
+            preemptions=message.preemptions,
+        )
         return replace(best, statistics=self.statistics, others=others)
 
     def _make_search_delta(self, cached: int, hypothesis: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:

@@ -15,6 +15,7 @@ from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.dispatch import Dispatch
 from actors.coordinator.replica_table import HANG_S, ReplicaTable
 from actors.coordinator.request import Delta, Request
+from actors.coordinator.step_tally import StepTally
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Outbox
 from actors.wire.messages import Beams, Cancel, Commit, Failed, Heartbeat, Message, Report
@@ -36,12 +37,15 @@ class Coordinator:
         max_silence_s: float = 60.0,
         max_unassigned_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
+        on_step: Callable[[str, int], None] | None = None,
     ) -> None:
         """
         max_requests: limit of requests in progress or waiting; more are refused.
         max_silence_s: a replica that is silent for longer is given up, and its requests are assigned anew.
         max_unassigned_s: a request that waits longer for a target replica fails.
         clock: seconds; replaced in tests.
+        on_step: called in the loop's thread with an endpoint and the tokens that a step of its target took, prompts
+            included.
         """
         self._link = link
         self._outbox = Outbox(link)
@@ -53,6 +57,7 @@ class Coordinator:
         self._replica_starts: Counter[str] = Counter()
         self._active: dict[int, ActiveRequest] = {}
         self._dispatch = Dispatch(self._replica_table, self._outbox, self._active, self._fail)
+        self._steps = StepTally(on_step)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ticked_at_s = self._heartbeat_at_s = 0.0
 
@@ -116,6 +121,7 @@ class Coordinator:
         for peer, message in envelopes:
             self._replica_table.record_message(peer, received_at_s, message if isinstance(message, Report) else None)
             self._handle(peer, message)
+        self._steps.flush()
         while not self._calls.empty():
             self._calls.get()()
         now_s = self._clock()
@@ -178,7 +184,9 @@ class Coordinator:
             self._dispatch.assign(active)
             return
         with self._fail_if_undecodable(active):
+            is_first = message.base == len(active.request.prompt)
             delta = active.commit(message)
+            self._steps.add(active.target or "", active.request, len(delta.tokens), is_first=is_first)
             if delta.finish is None and active.has_reached_max_time(self._clock()):
                 self._send_delta(active, delta)
                 delta = active.end_now()

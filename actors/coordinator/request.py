@@ -111,6 +111,7 @@ class Statistics:
     drafted_by: Mapping[str, int] = field(default_factory=dict)  # `drafted` by proposer
     accepted_by: Mapping[str, int] = field(default_factory=dict)  # `accepted` by proposer
     cached: int = 0  # tokens of the prompt whose KV pages were there already
+    preemptions: int = 0  # how often others needed its KV pages
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(
@@ -123,6 +124,7 @@ class Statistics:
             drafted_by=_added(self.drafted_by, other.drafted_by),
             accepted_by=_added(self.accepted_by, other.accepted_by),
             cached=self.cached + other.cached,
+            preemptions=self.preemptions + other.preemptions,
         )
 
     @property

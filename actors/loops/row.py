@@ -36,6 +36,7 @@ class Row:
             self.adapter_slot = None
         self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
         self.reused: int | None = None  # tokens whose pages it took over from others; None before it has a slot
+        self.preemptions = 0  # since it last told the coordinator
         self.waits_for_pages = False  # whether another row is computing this row's next page
         self.shortest_waiting = sys.maxsize  # the fewest tokens that a row which waits for this row's pages has to read
         self.preparing: Future[StructureState] | None = None

@@ -102,6 +102,7 @@ class RowTable(Generic[R]):
         del self._active[row.key]
         self._free_slots(row)
         row.slot, row.more_slots = -1, []
+        row.preemptions += 1
         row.undo()
         row.resume(0)
         self._waiting = {row.key: row, **self._waiting}

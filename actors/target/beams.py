@@ -107,7 +107,7 @@ class BeamRow(ServedRow):
             return Failed(self.key[1], str(self.error), self.error.field, self.admission)
         wanted = self.params.logprobs is not None
         logprobs = [self._logprobs[tuple(answer.tokens)] for answer in answers] if wanted else None
-        return Beams(self.key[1], answers, self.steps, logprobs, self.admission, self.reused or 0)
+        return Beams(self.key[1], answers, self.steps, logprobs, self.admission, self.reused or 0, self.preemptions)
 
     def _fork(self, parents: Sequence[int], end: int) -> None:
         """Make each beam j a continuation of the former beam parents[j]. end: number of columns that beams have.

@@ -81,7 +81,10 @@ class Committer:
             [names[0] for names in verdict.accepted(draft.proposers)[: len(kept)]] if draft.proposers else [],
             row.admission,
             min(row.reused or 0, row.prompt_length) if is_first else 0,
+            None,
+            row.preemptions,
         )
+        row.preemptions = 0
         if finish is not None and row.params.prompt_attention:
             try:
                 commit = replace(commit, prompt_attention=self._attention(row))

@@ -174,6 +174,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     admission: int = 0  # as in Admit
     cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
     prompt_attention: list[float] | None = None  # to each token of the prompt, if requested, in the last Commit
+    preemptions: int = 0  # of the row since the Commit before
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):
@@ -185,6 +186,7 @@ class Beams(msgspec.Struct, frozen=True, tag=True):
     logprobs: list[list[TokenLogprobs]] | None = None  # of each answer's tokens, if requested
     admission: int = 0  # as in Admit
     cached_tokens: int = 0  # as in Commit
+    preemptions: int = 0  # of the row
 
 
 class MemberLost(msgspec.Struct, frozen=True, tag=True):

@@ -255,8 +255,7 @@ class Service:
         new = {index: request for index, request in running.items() if index not in cached}
         collected = {index: list[Delta]() for index, request in new.items() if self.cache.can_hold(request)}
         failure: ConsortError | None = None
-        for request in new.values():
-            self.metrics.record_arrival(request, arrived_s)
+        self.metrics.record_arrival(list(new.values()), arrived_s)
         try:
             self._check_loaded(requests[0].endpoint.target)
             group = list(new.values())

@@ -4,11 +4,14 @@ Nothing is kept between scrapes, so a replica that is gone leaves no series behi
 """
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from actors.model.page_tables import PAGE_SIZE
 from deployments.endpoints.service import Service
 from deployments.http.server_status import ReplicaLoad, replica_loads
 from deployments.monitoring.exposition import with_coordinator
@@ -30,7 +33,8 @@ class LiveMetrics:
         targets = {load: load.drafting for load in replicas if load.drafting is not None}
         return [
             self._kv_usage(replicas),
-            self._readiness(),
+            self._cache_config(),
+            *self._readiness(),
             _replica_metric("rows", "Requests that hold a slot.", {load: load.running for load in replicas}),
             _replica_metric("waiting", "Requests that wait for a slot.", {load: load.waiting for load in replicas}),
             _replica_metric("slots", "Requests that can run at once.", {load: load.slots for load in replicas}),
@@ -43,6 +47,7 @@ class LiveMetrics:
         families = [
             *self._service.metrics.families(),
             *self._requests(),
+            *self._adapters(),
             CounterMetricFamily("consort:malformed_batches", text, value=self._service.malformed),
             self._replica_starts(),
             GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks()),
@@ -70,12 +75,45 @@ class LiveMetrics:
             family.add_metric((name, ENGINE), usage)
         return family
 
-    def _readiness(self) -> Metric:
-        family = GaugeMetricFamily("consort:endpoint_ready", "1 while its models can answer.", labels=("endpoint",))
+    def _cache_config(self) -> Metric:
+        """Return the size of the target's KV cache in labels: over all of its replicas, once they have reported."""
+        pages = Counter[str]()
+        for address, report in self._service.replicas():
+            pages[address.model] += 0 if report is None else report.pages
+        labels = (*ENDPOINT_LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
+        family = GaugeMetricFamily("vllm:cache_config_info", "The target's KV cache.", labels=labels)
+        for name, served in self._service.endpoints.items():
+            if count := pages[served.endpoint.target]:
+                family.add_metric((name, ENGINE, str(PAGE_SIZE), str(count), "True"), 1)
+        return family
+
+    def _adapters(self) -> Iterator[Metric]:
+        """Yield the adapters with requests, in labels, if there may be adapters. The value is the time."""
+        served = self._service.endpoints
+        bases = {parent: served[parent].max_adapters for endpoint in served.values() if (parent := endpoint.parent)}
+        bases |= {name: endpoint.max_adapters for name, endpoint in served.items() if endpoint.max_adapters}
+        if not bases:
+            return
+        names = [name for name, endpoint in served.items() if endpoint.parent is not None]
+        most = sum(count or sum(served[name].parent == base for name in names) for base, count in bases.items())
+        waiting, running = (
+            ",".join(name for name in names if counts[name]) for counts in self._service.admission.counts()
+        )
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters with requests.", labels=labels)
+        family.add_metric((str(most), waiting, running), time.time())
+        yield family
+
+    def _readiness(self) -> Iterator[Metric]:
+        ready = GaugeMetricFamily("consort:endpoint_ready", "1 while its models can answer.", labels=("endpoint",))
+        text = "1 for the state of the endpoint's models; they never sleep."
+        state = GaugeMetricFamily("vllm:engine_sleep_state", text, labels=(*ENDPOINT_LABELS, "sleep_state"))
         up = self._service.servable_models()
         for name, served in self._service.endpoints.items():
-            family.add_metric((name,), float(served.is_ready(up)))
-        return family
+            is_ready = float(served.is_ready(up))
+            ready.add_metric((name,), is_ready)
+            state.add_metric((name, ENGINE, "awake"), is_ready)
+        yield from (ready, state)
 
     def _replica_starts(self) -> Metric:
         text = "Replicas that came up, by model; more than were added: some were replaced."

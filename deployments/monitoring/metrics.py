@@ -15,10 +15,21 @@ from deployments.monitoring.outcome import Outcome
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CHOICES = (1, 2, 5, 10, 20)
 ENDPOINT_LABELS = ("model_name", "engine")
 ENGINE = "0"  # vLLM's label for one of several engines behind a server
 
 Metric = TypeVar("Metric", Counter, Histogram)
+
+
+@dataclass(slots=True)
+class _Choices:
+    """The answers to one prompt of a client's request."""
+
+    count: int = 0
+    unfinished: int = 0  # requests to models
+    longest: int = 0  # tokens
 
 
 @dataclass(slots=True)
@@ -27,6 +38,7 @@ class _RequestState:
 
     endpoint: str
     arrived_s: float
+    choices: _Choices
     started_s: float | None = None  # when it left the queue
     first_s: float | None = None  # time of the first token
     last_s: float | None = None  # time of the last token
@@ -36,8 +48,11 @@ class _RequestState:
 class Metrics:
     """The metrics of one coordinator. It has its own registry, so that several fit into one process."""
 
-    def __init__(self, coordinator: str = "coordinator") -> None:
-        """coordinator: label that tells its series from those of other coordinators."""
+    def __init__(self, coordinator: str = "coordinator", *, context_length: int = _TOKENS[-1]) -> None:
+        """
+        coordinator: label that tells its series from those of other coordinators.
+        context_length: the endpoints' longest, in tokens.
+        """
         self.coordinator = coordinator
         self._registry = registry = CollectorRegistry()
         self._requests: dict[int, _RequestState] = {}
@@ -109,6 +124,13 @@ class Metrics:
         self._prompt_lengths = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answer_lengths = histogram("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
 
+        lengths = _lengths(context_length)
+        self._preemptions = endpoint_counter("vllm:num_preemptions", "Times that others needed a request's KV pages.")
+        self._step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of a target's step.", _STEP_TOKENS)
+        self._longest = histogram("vllm:request_max_num_generation_tokens", "Tokens of the longest choice.", lengths)
+        self._counts = histogram("vllm:request_params_n", "Choices of a prompt.", _CHOICES)
+        self._limits = histogram("vllm:request_params_max_tokens", "`max_tokens` of a request.", lengths)
+
     def requests(self, endpoint: str) -> int:
         """Count the requests to an endpoint that have started."""
         return self._started[endpoint]
@@ -122,10 +144,15 @@ class Metrics:
         running = (state.statistics for state in self._requests.values() if state.endpoint == endpoint)
         return sum(running, self._finished.get(endpoint, Statistics()))
 
-    def record_arrival(self, request: Request, arrived_s: float | None = None) -> None:
-        """Note that a request has arrived. arrived_s: when, by the monotonic clock; None: now."""
+    def record_arrival(self, requests: Sequence[Request], arrived_s: float | None = None) -> None:
+        """Note that a client's requests have arrived. arrived_s: when, by the monotonic clock; None: now."""
         since_s = time.monotonic() if arrived_s is None else arrived_s
-        self._requests[request.request_id] = _RequestState(request.endpoint.name, since_s)
+        by_prompt: dict[int, _Choices] = {}  # choices share the list
+        for request in requests:
+            choices = by_prompt.setdefault(id(request.prompt), _Choices())
+            choices.count += 1 if request.beams is None else request.beams.num_return_sequences
+            choices.unfinished += 1
+            self._requests[request.request_id] = _RequestState(request.endpoint.name, since_s, choices)
 
     def record_start(self, request: Request) -> None:
         """Note that a request has left the queue."""
@@ -135,6 +162,11 @@ class Metrics:
         self._started[request.endpoint.name] += 1
         self._labels_of(self._prompt_tokens, request).inc(len(request.prompt))
         self._labels_of(self._prompt_lengths, request).observe(len(request.prompt))
+        self._labels_of(self._preemptions, request).inc(0)  # alerts see only what rises
+
+    def record_step(self, endpoint: str, tokens: int) -> None:
+        """Count the tokens of a target's step, prompts that it read included. Any thread may call this."""
+        self._step_tokens.labels(endpoint, ENGINE).observe(tokens)
 
     def record_delta(self, request: Request, delta: Delta) -> None:
         """Count a request's next delta."""
@@ -146,9 +178,13 @@ class Metrics:
                 self._count_prompt(request, delta.statistics.cached)
             self._time_tokens(request, state, len(delta.tokens))
             self._count_drafts(request, state.statistics, delta.statistics)
+            if delta.statistics.preemptions > state.statistics.preemptions:
+                preemptions = delta.statistics.preemptions - state.statistics.preemptions
+                self._labels_of(self._preemptions, request).inc(preemptions)
             state.statistics = delta.statistics
             if delta.finish is not None:
                 self._finish(request, state, delta.finish)
+                self._finish_choice(request, state, [delta, *delta.others])
 
     def record_cache(self, request: Request, *, hit: bool) -> None:
         """Count a look-up in the cache of answers."""
@@ -239,6 +275,16 @@ class Metrics:
         if tokens > 1:
             self._labels_of(self._per_token, request).observe((now_s - state.first_s) / (tokens - 1))
 
+    def _finish_choice(self, request: Request, state: _RequestState, last: Sequence[Delta]) -> None:
+        """Note the end of a request, and of its prompt's choices with the last one. last: deltas of its answers."""
+        choices = state.choices
+        choices.unfinished -= 1
+        choices.longest = max(choices.longest, *(delta.statistics.committed for delta in last))
+        self._labels_of(self._limits, request).observe(request.params.max_tokens)
+        if not choices.unfinished:
+            self._labels_of(self._counts, request).observe(choices.count)
+            self._labels_of(self._longest, request).observe(choices.longest)
+
     def _observe_wait(self, request: Request, state: _RequestState) -> None:
         self._labels_of(self._queue_time, request).observe(time.monotonic() - state.arrived_s)
 
@@ -246,3 +292,8 @@ class Metrics:
         """Remove a request. Its statistics are added to its endpoint's."""
         state = self._requests.pop(request.request_id)
         self._finished[state.endpoint] = self._finished.get(state.endpoint, Statistics()) + state.statistics
+
+
+def _lengths(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 5, 10 and so on up to `most`, as vLLM's buckets of lengths."""
+    return tuple(size for power in range(len(str(most))) for digit in (1, 2, 5) if (size := digit * 10**power) <= most)

@@ -69,7 +69,9 @@ class CoordinatorIngress:
             endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
-        coordinator = Coordinator(link, max_requests=limits.max_requests)
+        context_length = max(served.context_length for served in endpoints.values())
+        metrics = Metrics(link.name, context_length=context_length)
+        coordinator = Coordinator(link, max_requests=limits.max_requests, on_step=metrics.record_step)
         self._http, self._roles, self._drain = config.http, config.roles(), Drain()
         self._asks: list[AddressQuery] = []
         shared = None if ledger is None else SharedLimits(link.name, partial(settle, ledger))
@@ -77,7 +79,7 @@ class CoordinatorIngress:
             endpoints,
             coordinator,
             limits=limits,
-            metrics=Metrics(link.name),
+            metrics=metrics,
             cached_tokens=config.http.cached_tokens,
             stream_interval_s=config.http.stream_interval_s,
             templates=config.templates,

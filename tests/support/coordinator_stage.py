@@ -1,5 +1,7 @@
 """A coordinator and fake replicas, run turn by turn with a clock that the test sets."""
 
+from collections.abc import Callable
+
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.wire.link import LocalExchange
@@ -20,11 +22,11 @@ ENDPOINT = Endpoint("e", "big", "small", 4, decode)
 class Stage:
     """A coordinator and its replicas. Names with "t" run the target's model, names with "d" the drafter's."""
 
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, *, on_step: Callable[[str, int], None] | None = None, **limits: float) -> None:
         self.now_s = 1000.0
         self.exchange = LocalExchange()
         self.link = self.exchange.join("coordinator")
-        self.coordinator = Coordinator(self.link, clock=lambda: self.now_s, **limits)  # type: ignore[arg-type]
+        self.coordinator = Coordinator(self.link, clock=lambda: self.now_s, on_step=on_step, **limits)  # type: ignore[arg-type]
         self.replicas: dict[str, FakeReplica] = {}
 
     def set_replicas(self, *names: str) -> None:

@@ -195,3 +195,17 @@ def test_an_id_that_is_in_use_is_refused(stage: Stage) -> None:
     assert second[-1].error is not None
     stage.say("t1", commit(3, 20))
     assert tokens_of(first) == [20]
+
+
+def test_the_tokens_of_each_step_are_told() -> None:
+    """Two requests in one step, then each in one of its own although both come in one turn."""
+    steps: list[tuple[str, int]] = []
+    stage = Stage(on_step=lambda endpoint, tokens: steps.append((endpoint, tokens)))
+    stage.set_replicas("t1", "d1")
+    for request_id in (1, 2):
+        stage.submit(request_id)
+    end = len(PROMPT)
+    stage.say("t1", commit(end, 1, 2, request_id=1), commit(end, 3, request_id=2))
+    stage.say("t1", commit(end + 2, 4, request_id=1), commit(end + 3, 5, 6, 7, request_id=1))
+    stage.say("t1", commit(end + 1, 8, request_id=2), commit(end + 1, 8, request_id=2))  # a duplicate counts once
+    assert steps == [("e", 2 * end + 3), ("e", 1), ("e", 3), ("e", 1)]

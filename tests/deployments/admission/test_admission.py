@@ -243,7 +243,7 @@ def test_replicas_that_come_do_not_wait_for_an_answer_to_end() -> None:
         coordinator: Any = Starting()
         service = Service({}, coordinator, limits=Limits(running={"target": 1}))
         for number in range(8):
-            service.metrics.record_arrival(request(number), None)
+            service.metrics.record_arrival([request(number)])
             service.admission.submit(request(number), nothing)
         service.admission.cancel(2)
         assert len(coordinator.requests) == 1

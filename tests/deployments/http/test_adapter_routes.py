@@ -1,5 +1,6 @@
 """Adapters are models of their own, and come and go while the server runs."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,7 +83,11 @@ def test_a_configured_adapter_is_a_model(client: TestClient, folder: Path) -> No
     assert text(client, "poet") == client.post("/poet/v1/completions", json=PROMPT).json()["choices"][0]["text"]
     statuses = {status["name"]: status["totals"] for status in client.get("/v1/status").json()["endpoints"]}
     assert statuses["poet"]["requests"] >= 1
-    assert 'model_name="poet"' in client.get("/metrics").text
+    metrics = client.get("/metrics").text
+    assert 'model_name="poet"' in metrics
+    (info,) = (line for line in metrics.splitlines() if line.startswith("vllm:lora_requests_info{"))
+    assert 'max_lora="2",running_lora_adapters="",waiting_lora_adapters=""' in info
+    assert float(info.split()[-1]) == pytest.approx(time.time(), abs=600)
 
 
 def test_adapters_are_loaded_and_unloaded(client: TestClient, folder: Path) -> None:

@@ -1,8 +1,10 @@
 """/metrics: names that vLLM's dashboards know, and numbers that are right. The answers are made up."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import UnavailableError
+from decoding.sampling.params import SamplingParams
 from deployments.admission.limits import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
@@ -60,7 +63,60 @@ def test_an_answer_is_counted(fake: TestClient) -> None:
 def test_nothing_is_counted_before_the_first_request(fake: TestClient) -> None:
     seen = samples(fake)
     idle = {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0}
-    assert seen == {**idle, "vllm:kv_cache_usage_perc": 0.5}  # of other coordinators' requests
+    target = {"vllm:engine_sleep_state:awake": 1, "vllm:cache_config_info:16:True:8": 1}
+    assert seen == {**idle, **target, "vllm:kv_cache_usage_perc": 0.5}  # of other coordinators' requests
+
+
+def test_what_vllms_dashboards_read_is_there(endpoints: dict[str, ServedEndpoint]) -> None:
+    """After one request, as in vLLM's own test of its metrics."""
+    coordinator: Any = FakeCoordinator()
+    metrics = Metrics(context_length=1024)
+    service = Service(endpoints, coordinator, metrics=metrics)
+    with TestClient(make_api(service)) as client:
+        client.post("/v1/completions", json=BODY).raise_for_status()
+        metrics.record_step("consort", 9)  # as the real coordinator does
+        lines = [line for line in client.get("/metrics").text.splitlines() if not line.startswith("#")]
+    wanted = json.loads((Path(__file__).parent / "vllm_series.json").read_text())
+    missing = {source: set(names) - {line.partition("{")[0] for line in lines} for source, names in wanted.items()}
+    del missing["source"]
+    assert not any(missing.values()), missing
+    of_one_engine = [line for line in lines if line.startswith("vllm:")]
+    assert all('model_name="consort"' in line and 'engine="0"' in line for line in of_one_engine)
+
+
+def test_choices_are_counted_by_prompt(endpoints: dict[str, ServedEndpoint]) -> None:
+    coordinator: Any = FakeCoordinator()
+    service = Service(endpoints, coordinator, metrics=Metrics(context_length=1024))
+    with TestClient(make_api(service)) as client:
+        client.post("/v1/completions", json={**BODY, "prompt": ["a", "a"], "n": 3}).raise_for_status()
+        client.post("/v1/completions", json={**BODY, "max_tokens": 30}).raise_for_status()
+        seen = samples(client)
+    count, total, limits = (
+        "vllm:request_params_n",
+        "vllm:request_max_num_generation_tokens",
+        "vllm:request_params_max_tokens",
+    )
+    assert (seen[f"{count}_count"], seen[f"{count}_sum"]) == (3, 7)
+    assert (seen[f"{total}_count"], seen[f"{total}_sum"]) == (3, 12 + 12 + 30)
+    assert (seen[f"{limits}_count"], seen[f"{limits}_sum"]) == (7, 6 * 12 + 30)
+    assert [bound for bound in ("10", "20", "1000", "5000") if f"{limits}_bucket:{bound}.0" in seen] == [
+        "10",
+        "20",
+        "1000",
+    ]
+
+
+def test_preemptions_are_counted(endpoints: dict[str, ServedEndpoint]) -> None:
+    metrics = Metrics()
+    request = Request(endpoints["consort"].endpoint, [5, 6], SamplingParams(max_tokens=3))
+    metrics.record_arrival([request])
+    metrics.record_start(request)
+    (family,) = (family for family in metrics.families() if family.name == "vllm:num_preemptions")
+    assert [sample.value for sample in family.samples if sample.name.endswith("_total")] == [0]  # so that it can rise
+    for count in (0, 2, 2, 3):
+        metrics.record_delta(request, Delta("x", [7], Statistics(committed=1, preemptions=count)))
+    (family,) = (family for family in metrics.families() if family.name == "vllm:num_preemptions")
+    assert [sample.value for sample in family.samples if sample.name.endswith("_total")] == [3]
 
 
 def test_replicas_and_the_process_are_shown(fake: TestClient) -> None:
@@ -209,6 +265,13 @@ def test_names_of_vllm_are_those_of_vllm(fake: TestClient) -> None:
         "num_requests_running",
         "num_requests_waiting",
         "kv_cache_usage_perc",
+        "cache_config_info",
+        "engine_sleep_state",
+        "num_preemptions",
+        "iteration_tokens_total",
+        "request_max_num_generation_tokens",
+        "request_params_n",
+        "request_params_max_tokens",
         "prompt_tokens",
         "prefix_cache_queries",
         "prefix_cache_hits",
