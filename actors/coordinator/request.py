@@ -57,7 +57,11 @@ def new_request_id() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's request, with the prompt as token ids."""
+    """A client's request, with the prompt as token ids.
+
+    Raises:
+        InvalidRequestError: fields don't go together; the error names one.
+    """
 
     endpoint: Endpoint
     prompt: Sequence[int]
@@ -76,6 +80,13 @@ class Request:
     request_id: int = field(default_factory=new_request_id)
 
     def __post_init__(self) -> None:
+        if self.beams is not None:  # its answers come at its end, and nothing of them before
+            for field_name, value in (
+                ("max_time", self.params.max_time_s),
+                ("prompt_logprobs", self.params.prompt_logprobs),
+            ):
+                require(value is None, field_name, value, "absent from a beam search")
+            require(not self.endpoint.members, "use_beam_search", "a beam search", "absent from an ensemble")
         if self.prompt_positions is not None:
             count = len(self.prompt_positions.kept)
             require(count == len(self.prompt), "positions", count, f"one for each of {len(self.prompt)} tokens")

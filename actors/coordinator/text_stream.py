@@ -51,7 +51,7 @@ class TextStream:
                 return Piece(text, used, "stop", stop_reason)
         if finish is None:
             return Piece(text, len(tokens), None, None)
-        rest, stop_reason = self._stop_strings.add(self._detokenizer.flush())
+        rest, stop_reason = self._stop_strings.add(self._detokenizer.flush(), may_end=self._has_min_tokens)
         text += rest
         if stop_reason is not None:
             return Piece(text, len(tokens), "stop", stop_reason)
@@ -73,10 +73,12 @@ class TextStream:
         visible = [token for token in tokens if token not in self._hidden]  # stop tokens are not part of the text
         if not visible:
             return "", None
-        text = self._detokenizer.add(visible)
-        if len(self._tokens) < self._params.min_tokens:  # stop strings count only after min_tokens, as in vLLM
-            return text, None
-        return self._stop_strings.add(text)
+        # A stop string counts if it ends after min_tokens, as in vLLM.
+        return self._stop_strings.add(self._detokenizer.add(visible), may_end=self._has_min_tokens)
+
+    @property
+    def _has_min_tokens(self) -> bool:
+        return len(self._tokens) >= self._params.min_tokens
 
     def _check_criteria(self, text: str) -> str | None:
         """Return the name of the criterion that ends the answer here, if any."""

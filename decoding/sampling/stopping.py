@@ -37,18 +37,28 @@ class StopStrings:
         self._stop = tuple(stop)
         self._include = include
         self._held = ""
+        self._passed = 0  # number of characters of `_held` at which no stop string may end
 
-    def add(self, text: str) -> tuple[str, str | None]:
-        """Add text. Returns the text that is safe to show, and the stop string that ends it, if any."""
+    def add(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
+        """Add text. Returns the text that is safe to show, and the stop string that ends it, if any.
+
+        may_end: whether a stop string counts that ends in the text, wherever it begins.
+        """
         self._held += text
-        matches = [(start + len(s), start, s) for s in self._stop if (start := self._held.find(s)) >= 0]
+        if not may_end:
+            self._passed = len(self._held)
+        matches = [(start + len(s), start, s) for s in self._stop if (start := self._find(s)) >= 0]
         if matches:
             end, start, stop = min(matches)  # the first to end, however the text is split into deltas
             safe, self._held = self._held[: end if self._include else start], ""
             return safe, stop
         keep = self._partial_match()
         safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._passed = max(0, self._passed - len(safe))
         return safe, None
+
+    def _find(self, stop: str) -> int:
+        return self._held.find(stop, max(0, self._passed - len(stop) + 1))
 
     def flush(self) -> str:
         """Return the text held back, at the end of a stream without a stop string."""

@@ -9,6 +9,7 @@ from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics, new_request_id
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Adapter, Commit
+from decoding.beams.options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.params import SamplingParams
@@ -122,3 +123,17 @@ def test_prefixes_belong_to_an_adapter() -> None:
     assert not first & other
     assert not first & none
     assert first == keys(Adapter("b", "/b", "1"))
+
+
+@pytest.mark.parametrize("params", [{"max_time_s": 1.0}, {"prompt_logprobs": 0}])
+def test_a_beam_search_refuses_what_it_would_ignore(params: dict[str, float]) -> None:
+    """Its answers come at its end: ended early, it would have none."""
+    field = next(iter(params)).removesuffix("_s")
+    with pytest.raises(InvalidRequestError, match="absent from a beam search") as caught:
+        Request(
+            Endpoint("e", "t", None, 0, decode),
+            [1],
+            SamplingParams(max_tokens=9, **params),
+            beams=BeamOptions(num_beams=2),
+        )  # type: ignore[arg-type]
+    assert caught.value.field == field

@@ -11,9 +11,12 @@ TEXT = st.text("ab.\n", max_size=30)
 STOPS = st.lists(st.text("ab.\n", min_size=1, max_size=4), max_size=3)
 
 
-def cut_by_hand(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Search character by character: the text ends before the first complete stop string, the longest of several."""
-    for end in range(1, len(text) + 1):
+def cut_by_hand(text: str, stops: list[str], passed: int = 0) -> tuple[str, bool]:
+    """Search character by character: the text ends before the first complete stop string, the longest of several.
+
+    passed: number of characters at which no stop string may end.
+    """
+    for end in range(passed + 1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
             return text[: end - max(map(len, complete))], True
@@ -35,6 +38,19 @@ def stream(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 def test_any_pieces_give_the_same_text(pieces: list[str], stops: list[str]) -> None:
     text = "".join(pieces)
     assert stream(pieces, stops) == stream(list(text), stops) == cut_by_hand(text, stops)
+
+
+@repeatable
+@given(st.lists(TEXT, max_size=8), st.lists(TEXT, max_size=8), STOPS)
+def test_a_stop_string_may_begin_where_none_may_end(before: list[str], after: list[str], stops: list[str]) -> None:
+    finder, shown, is_stopped = StopStrings(stops), "", False
+    for index, piece in enumerate([*before, *after]):
+        safe, stop_string = finder.add(piece, may_end=index >= len(before))
+        shown += safe
+        if is_stopped := stop_string is not None:
+            break
+    text = "".join([*before, *after])
+    assert (shown + finder.flush(), is_stopped) == cut_by_hand(text, stops, len("".join(before)))
 
 
 @repeatable
