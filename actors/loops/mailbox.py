@@ -15,6 +15,7 @@ from decoding.errors import ConsortError, InvalidRequestError
 
 REPORT_PERIOD_S = 1.0
 _MAX_SILENCE_S = 30.0
+_MAX_UNREACHABLE_S = 2.0  # a process that lives connects anew in a fraction of that
 _MAX_EARLY = 256  # messages; most of those that are kept are late, not early, and nobody takes them
 _ABSENT_S = 10.0  # between two turns: a turn took so long, or the process was stopped
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Mailbox(Generic[R]):
         self._clock = clock
         self._early: deque[tuple[RowKey, Envelope]] = deque(maxlen=_MAX_EARLY)
         self._received_at_s: dict[str, float] = {}  # by coordinator
+        self._reached_at_s: dict[str, float] = {}  # by coordinator
         self._reported_at_s = 0.0
 
     def receive(self, timeout_s: float) -> Iterator[Envelope]:
@@ -86,10 +88,18 @@ class Mailbox(Generic[R]):
             self._reported_at_s = now_s
             if since_s > _ABSENT_S:  # nothing could be received
                 self._received_at_s = dict.fromkeys(self._received_at_s, now_s)
-            for peer, received_at_s in list(self._received_at_s.items()):
-                if now_s - received_at_s > _MAX_SILENCE_S:
+                self._reached_at_s.clear()
+            for peer in list(self._received_at_s):
+                if self._is_lost(peer, now_s):
                     self._rows.remove_peer(peer)
-                    del self._received_at_s[peer]
+                    del self._received_at_s[peer], self._reached_at_s[peer]
                 else:
                     self._outbox.put(peer, self._rows.report(peer))
         self._outbox.flush()
+
+    def _is_lost(self, peer: str, now_s: float) -> bool:
+        """Whether a coordinator has been silent for too long, or without a connection: its process has ended then."""
+        if self._link.reaches(peer):
+            self._reached_at_s[peer] = now_s
+        unreachable_s = now_s - self._reached_at_s.setdefault(peer, now_s)
+        return now_s - self._received_at_s[peer] > _MAX_SILENCE_S or unreachable_s > _MAX_UNREACHABLE_S

@@ -103,6 +103,9 @@ class _SharedLink:
         received, self.inbox = self.inbox, []
         return received
 
+    def reaches(self, peer: str) -> bool:
+        return self._link.reaches(peer)
+
     def wake(self) -> None:
         self._link.wake()
 

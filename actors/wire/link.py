@@ -29,6 +29,9 @@ class Link(Protocol):
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         """Send messages to a peer, in order, without waiting."""
 
+    def reaches(self, peer: str) -> bool:
+        """Whether there was a connection to the peer when something was last sent to it, as far as that is known."""
+
     def receive(self, timeout_s: float) -> list[Envelope]:
         """Return what has arrived, at most MAX_RECEIVED. Wait up to `timeout_s` for the first message."""
 
@@ -72,6 +75,9 @@ class LocalLink:
         if inbox is not None:
             for message in messages:
                 inbox.put((self.name, message))
+
+    def reaches(self, peer: str) -> bool:
+        return peer in self._exchange.inboxes
 
     def receive(self, timeout_s: float) -> list[Envelope]:
         envelopes: list[Envelope | None] = []

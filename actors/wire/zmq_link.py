@@ -194,6 +194,9 @@ class ConnectingZmqLink:
         if socket is not None:
             self._sockets.send(socket, _frames(messages))
 
+    def reaches(self, peer: str) -> bool:
+        return True  # connections are made anew without end
+
     def receive(self, timeout_s: float) -> list[Envelope]:
         envelopes: list[Envelope] = []
         for socket, frames in self._sockets.receive(timeout_s):
@@ -249,6 +252,7 @@ class ReplicaZmqLink(ConnectingZmqLink):
     def __init__(self, model: str, host: str) -> None:
         super().__init__(model)
         self._routes = PeerRoutes()
+        self._unreachable: set[str] = set()  # peers that had no connection at the last `send`
         self._authenticator = ThreadAuthenticator(self._context)  # admits every peer that has the listener's key, ...
         self._authenticator.start()
         self._authenticator.configure_curve(location=CURVE_ALLOW_ANY)  # ... and reports each peer's own
@@ -258,6 +262,7 @@ class ReplicaZmqLink(ConnectingZmqLink):
         self._listener.curve_secretkey = secret_key
         _prepare(self._listener)
         self._listener.router_handover = True
+        self._listener.router_mandatory = True  # an error where there is no connection to the peer
         port = self._listener.bind_to_random_port(f"tcp://{host}")
         self.address = ReplicaAddress(self.name, model, f"tcp://{host}:{port}", public_key)
         self._sockets.add(self._listener)
@@ -267,7 +272,16 @@ class ReplicaZmqLink(ConnectingZmqLink):
         if peer in self._connected:
             super().send(peer, messages)
         elif routing_id is not None:
-            self._sockets.send(self._listener, [routing_id, *_frames(messages)])
+            try:
+                self._sockets.send(self._listener, [routing_id, *_frames(messages)])
+                self._unreachable.discard(peer)
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self._unreachable.add(peer)
+
+    def reaches(self, peer: str) -> bool:
+        return peer not in self._unreachable
 
     def _read(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> list[Envelope]:
         if socket is not self._listener:

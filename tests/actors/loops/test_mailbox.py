@@ -16,7 +16,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
-        exchange = LocalExchange()
+        self.exchange = exchange = LocalExchange()
         self.coordinator: LocalLink = exchange.join("coordinator")
         self.times = LoopTimes()
         self.rows: RowTable[Row] = RowTable(PageTables(slots=1, capacity=8))
@@ -84,6 +84,33 @@ def test_coordinators_get_reports_and_are_forgotten_when_silent() -> None:
         desk.now_s += mailbox._MAX_SILENCE_S / 4 + 1
         desk.mailbox.close_turn()
     assert len(desk.rows) == 0
+
+
+def test_the_rows_of_a_coordinator_without_a_connection_are_gone_after_seconds() -> None:
+    """Its process has ended, or it would have connected again."""
+    desk = Desk()
+    desk.admit()
+    desk.coordinator.close()
+    steps = 0
+    while len(desk.rows):
+        desk.now_s += mailbox.REPORT_PERIOD_S
+        desk.mailbox.close_turn()
+        steps += 1
+    assert steps * mailbox.REPORT_PERIOD_S <= mailbox._MAX_UNREACHABLE_S + 2 * mailbox.REPORT_PERIOD_S
+
+
+def test_a_coordinator_that_connects_again_keeps_its_rows() -> None:
+    desk = Desk()
+    desk.admit()
+    for _ in range(10):
+        inbox = desk.exchange.inboxes.pop("coordinator")
+        for _ in range(2):
+            desk.now_s += mailbox.REPORT_PERIOD_S
+            desk.mailbox.close_turn()
+        desk.exchange.inboxes["coordinator"] = inbox
+        desk.now_s += mailbox.REPORT_PERIOD_S
+        desk.mailbox.close_turn()
+    assert len(desk.rows) == 1
 
 
 def test_a_loop_that_was_stopped_does_not_count_that_time_as_silence() -> None:

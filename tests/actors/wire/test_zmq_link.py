@@ -67,6 +67,29 @@ def test_messages_arrive_in_order_both_ways(replica: ReplicaZmqLink) -> None:
         assert receive(coordinator, 300) == [(replica.name, offer) for offer in offers(300)]
 
 
+def test_a_replica_knows_that_a_coordinator_is_gone_once_it_sends_to_it(replica: ReplicaZmqLink) -> None:
+    with connected(replica) as there, connected(replica) as gone:
+        for link in (there, gone):
+            link.send(replica.name, [Cancel(1)])
+        receive(replica, 2)
+        replica.send(gone.name, [Report(0, 0, 1, [])])
+        assert replica.reaches(gone.name)
+        gone.disconnect(replica.name)
+
+        def noticed() -> bool:
+            for link in (there, gone):
+                replica.send(link.name, [Report(0, 0, 1, [])])
+            return not replica.reaches(gone.name)
+
+        wait_until(noticed, "the connection's end")
+        assert replica.reaches(there.name)
+        gone.connect(replica.address)
+        gone.send(replica.name, [Cancel(2)])
+        receive(replica, 1)
+        replica.send(gone.name, [Report(0, 0, 1, [])])
+        assert replica.reaches(gone.name)
+
+
 def test_each_peer_gets_its_own_messages(replica: ReplicaZmqLink) -> None:
     with connected(replica) as first, connected(replica) as second, ExitStack() as stack:
         other = stack.enter_context(closing(ReplicaZmqLink("model", "127.0.0.1")))
