@@ -30,6 +30,7 @@ class Mailbox(Generic[R]):
         """clock: lets tests move the time, in seconds."""
         self._link = link
         self._outbox = Outbox(link)
+        self.reaches = link.reaches  # whether a peer has a connection
         self.put = self._outbox.put  # queues a message for a peer until `flush` or the end of the turn
         self._rows = rows
         self._times = times

@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
 from actors.ensemble.member import MemberRow
 from actors.loops.grammar_jobs import GrammarJobs
@@ -20,6 +22,7 @@ from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.messages import (
     Admit,
     AttachDrafter,
+    Commit,
     Failed,
     Join,
     Joined,
@@ -157,6 +160,7 @@ class TargetInbox:
         if message.beams is not None:
             self._admit_beams(peer, message, message.beams)
             return
+        message = self._take_over(peer, message)
         proposer = None
         if message.ngram is not None and message.draft_length:
             private = message.params.rejects or bool(message.cache_salt)
@@ -169,6 +173,21 @@ class TargetInbox:
             self._leader.invite(row, message.ensemble, time.perf_counter())
         if not self._rows.drafting:
             self.rest_drafter(row)  # its coordinator may not know yet that drafts are not wanted
+
+    def _take_over(self, peer: str, message: Admit) -> Admit:
+        """Replace the row of a dead coordinator whose client asks again at another one, and commit what it has written.
+
+        Returns the admission that continues it.
+        """
+        for row in self._rows.writers:
+            if not self._mailbox.reaches(row.key[0]) and row.writes_text_of(message):
+                self._rows.remove(row.key)
+                written = row.tokens[row.prompt_length :]
+                if written:
+                    commit = Commit(message.request_id, row.prompt_length, written, 0, 0, None)
+                    self._mailbox.put(peer, replace(commit, admission=message.admission))
+                return replace(message, tokens=row.tokens)
+        return message
 
     def _admit_beams(self, peer: str, message: Admit, options: BeamOptions) -> None:
         slots = self._runner.cache.slots

@@ -41,6 +41,7 @@ class TargetRow(ServedRow):
         self.proposer = proposer
         self.ensemble: EnsembleRounds | None = None  # if it leads one
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
+        self._origin = replace(admit, tokens=[])
         self.prompt_positions = admit.prompt_positions
         if admit.prompt_positions is not None:  # pages hold keys at these positions
             self.cache_salt += f" {admit.prompt_positions.digest}"
@@ -147,6 +148,15 @@ class TargetRow(ServedRow):
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    def writes_text_of(self, admit: Admit) -> bool:
+        """Whether another admission has the same prompt and all on which its text depends, and wants only the text."""
+        fields = [(each.params, each.adapter, each.cache_salt, each.prompt_positions) for each in (self._origin, admit)]
+        params = self.params
+        wants_more = params.logprobs is not None or params.prompt_logprobs is not None or params.prompt_attention
+        alone = self.ensemble is None and admit.ensemble is None and admit.beams is None
+        is_same = fields[0] == fields[1] and self.tokens[: self.prompt_length] == admit.tokens
+        return alone and is_same and not wants_more and not self.rejects
 
     def limit_draft(self) -> None:
         """Find out how many draft tokens a step can use. The request's last token needs no draft."""

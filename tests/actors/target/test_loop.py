@@ -9,6 +9,7 @@ from weakref import ref
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from actors.ensemble.member import MemberRow
 from actors.loops.options import LoopOptions
@@ -45,7 +46,7 @@ class Stage:
     """A tiny target, and the coordinator's and a drafter's ends of its link."""
 
     def __init__(self) -> None:
-        exchange = LocalExchange()
+        self.exchange = exchange = LocalExchange()
         self.coordinator: LocalLink = exchange.join("coordinator")
         self.drafter: LocalLink = exchange.join("d")
         self.model = tiny_model("llama-gqa")
@@ -279,6 +280,52 @@ def test_early_drafts_that_were_drawn_at_random_are_not_kept() -> None:
     stage.target._receive()
     (row,) = stage.target._rows.writers
     assert row.trie.best_length == 0
+
+
+def admit_again(stage: Stage, link: LocalLink, **changes: Any) -> list[Commit]:
+    """What another coordinator receives for the request of the stage's own, which has then begun its answer."""
+    link.send("t", [replace(Admit(8, PROMPT, 4, GREEDY, 0, drafter=False, admission=2), **changes)])
+    for _ in range(30):
+        link.send("t", [Cancel(999)])
+        stage.target.turn()
+    return [message for _, message in link.receive(0) if isinstance(message, Commit)]
+
+
+def test_a_request_that_is_resumed_takes_over_the_row_of_a_dead_coordinator() -> None:
+    """Its text is not computed again, and its slot is free at once."""
+    stage = Stage()
+    another = stage.exchange.join("another")
+    written = committed(stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=5))
+    stage.coordinator.close()
+    stage.target.turn()
+    commits = admit_again(stage, another)
+    assert (commits[0].base, commits[0].admission) == (4, 2)
+    assert len(commits[0].tokens) > len(written)
+    assert committed([*commits]) == stage.text()[4:]
+    assert commits[-1].finish == "length"
+    assert [commit.base for commit in commits[1:]] == list(range(commits[1].base, commits[-1].base + 1))
+    assert stage.target.load().active == 0
+
+
+@pytest.mark.parametrize(
+    ("dies", "changes"),
+    [
+        (False, {}),
+        (True, {"params": SamplingParams(max_tokens=12, temperature=0, seed=5)}),
+        (True, {"cache_salt": "another client's"}),
+        (True, {"tokens": [5, 6, 7, 9]}),
+    ],
+    ids=["alive", "seed", "client", "prompt"],
+)
+def test_no_other_request_takes_over_a_row(dies: bool, changes: dict[str, Any]) -> None:
+    stage = Stage()
+    another = stage.exchange.join("another")
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=5)
+    if dies:
+        stage.coordinator.close()
+        stage.target.turn()
+    commits = admit_again(stage, another, **changes)
+    assert len(commits[0].tokens) == 1
 
 
 @pytest.mark.parametrize(
