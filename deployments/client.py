@@ -3,10 +3,11 @@
 import json
 import socket
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -19,6 +20,10 @@ from deployments.validation.loopback import is_loopback
 DEFAULT_URL = "http://127.0.0.1:8000"  # the default of `consort serve`
 _CONNECT_TIMEOUT_S = 10.0
 _GET_TIMEOUT_S = 120.0  # of silence; POST requests have none, as they may wait for long in the server's queue
+_PATIENCE_S = 30.0  # for a server whose connection broke to be there again
+_PAUSE_S = 0.5
+_REPEATABLE = ("/v1/completions", "/v1/chat/completions")  # change nothing on the server: they may be sent again
+_NO_EVENT = "0"  # asks for ids of a stream's events, by which it can be resumed
 _CALLERS_FAULT = {
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.UNAUTHORIZED,
@@ -26,6 +31,7 @@ _CALLERS_FAULT = {
     HTTPStatus.NOT_FOUND,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }
+_TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
 _STREAMED = {"timeout_error": HTTPStatus.REQUEST_TIMEOUT, "rate_limit_error": HTTPStatus.TOO_MANY_REQUESTS}
 
 
@@ -36,6 +42,27 @@ class Reply:
     status: int
     document: Any
     retry_after_s: int | None = None
+
+
+class _BrokenOffError(Exception):
+    """A stream has not come to its end, but may. reason: to raise if it can't go on."""
+
+    def __init__(self, reason: ConsortError) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a stream has come. last_id: of its events, `_NO_EVENT` before the first; None: it can't be resumed."""
+
+    last_id: str | None
+    has_begun: bool = False  # a response has come
+    has_passed_on: bool = False  # an event, too
+
+    @property
+    def can_go_on(self) -> bool:
+        return self.has_begun and self.last_id is not None and (self.last_id != _NO_EVENT or not self.has_passed_on)
 
 
 class _Connection(HTTPConnection):
@@ -91,8 +118,20 @@ class Client:
         return self._request(path)
 
     def post(self, path: str, body: Mapping[str, object]) -> Reply:
-        """Send a POST request; raises UnavailableError without a JSON response, however long that takes."""
-        return self._request(path, body)
+        """Send a POST request; raises UnavailableError without a JSON response, however long that takes.
+
+        A completion whose connection breaks is asked for again, for up to half a minute.
+        """
+        broken_s = None
+        while True:
+            try:
+                return self._request(path, body)
+            except UnavailableError as error:
+                if broken_s is None and isinstance(error.__cause__, ConnectionError | HTTPException):
+                    broken_s = time.monotonic()
+                if path not in _REPEATABLE or broken_s is None or time.monotonic() - broken_s > _PATIENCE_S:
+                    raise
+                time.sleep(_PAUSE_S)
 
     def _request(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
         try:
@@ -124,29 +163,59 @@ class Client:
     def stream(self, path: str, body: Mapping[str, object]) -> Generator[Any, None, None]:
         """Yield the documents of a stream's events, up to [DONE]. Closing the iterator hangs up.
 
+        A stream that breaks off is resumed where its events have ids, for up to half a minute.
+
         Raises:
             ConsortError: as in `document`; UnavailableError also if the stream broke off or contained another error.
         """
+        progress = _Progress(_NO_EVENT if path in _REPEATABLE else None)
+        broken_s = None
+        while True:
+            try:
+                for data in self._events(path, body, progress):
+                    broken_s = None
+                    yield self._checked(path, json.loads(data))
+                return
+            except _BrokenOffError as broken:
+                broken_s = broken_s or time.monotonic()
+                if not progress.can_go_on or time.monotonic() - broken_s > _PATIENCE_S:
+                    raise broken.reason from broken
+                time.sleep(_PAUSE_S)
+
+    def _events(self, path: str, body: Mapping[str, object], progress: _Progress) -> Iterator[str]:
+        """Yield the data of events after `progress`, up to [DONE].
+
+        Raises:
+            _BrokenOffError: the server can't be reached, can't answer now, or has not answered to the end.
+            ConsortError: it refused the request.
+        """
         try:
-            with self._open(path, {**body, "stream": True}) as response:
+            with self._open(path, {**body, "stream": True}, progress.last_id) as response:
+                progress.has_begun, last_id = True, progress.last_id
                 for line in response:
                     field, _, data = line.decode().strip().partition(":")
-                    if field != "data":
-                        continue  # a comment, an event's name, or the end of an event
+                    if field == "id":
+                        last_id = data.strip()
+                    if field != "data" or not line.endswith(b"\n"):
+                        continue  # a comment, an event's name or end, or a part of a line
                     if data.strip() == "[DONE]":
                         return
-                    yield self._checked(path, json.loads(data))
+                    progress.last_id, progress.has_passed_on = last_id, True
+                    yield data
         except urllib.error.HTTPError as error:
-            raise self._error(path, _reply(error)) from error
+            refusal = self._error(path, _reply(error))
+            raise (_BrokenOffError(refusal) if error.code in _TRY_AGAIN else refusal) from error
         except urllib.error.URLError as error:
-            raise self._unreachable(error) from error
+            raise _BrokenOffError(self._unreachable(error)) from error
         except (OSError, HTTPException) as error:
-            raise UnavailableError(f"{self.url}{path}: the stream broke off: {error}") from error
-        raise UnavailableError(f"{self.url}{path}: the stream broke off")
+            raise _BrokenOffError(UnavailableError(f"{self.url}{path}: the stream broke off: {error}")) from error
+        raise _BrokenOffError(UnavailableError(f"{self.url}{path}: the stream broke off"))
 
-    def _open(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+    def _open(self, path: str, body: Mapping[str, object] | None = None, last_event: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        if last_event is not None:
+            headers = {**headers, "Last-Event-ID": last_event}
         request = urllib.request.Request(self.url + path, data, headers)
         return self._opener.open(request, timeout=_GET_TIMEOUT_S if body is None else None)
 

@@ -77,6 +77,104 @@ def test_anything_else_is_an_error(client: Client, path: str, error: type[Consor
         list(client.stream(path, {}))
 
 
+class Restarting:
+    """A server of the path /v1/completions whose connections break off, as with a proxy that is killed and replaced."""
+
+    def __init__(self, *scripts: bytes | int) -> None:
+        """scripts: of each connection: what it sends before it breaks off, or the status that refuses it."""
+        self.scripts = list(scripts)
+        self.asked_after: list[str | None] = []  # which event, by connection
+
+    def __enter__(self) -> Client:
+        restarting = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                restarting.asked_after.append(self.headers["Last-Event-ID"])
+                script = restarting.scripts.pop(0)
+                if isinstance(script, int):
+                    self.send_error(script)
+                elif script:
+                    self.send_response(200)
+                    self.send_header("Content-Length", "9999")  # so that the end of the connection is no end of a body
+                    self.end_headers()
+                    self.wfile.write(script)
+
+            def log_message(self, *args: object) -> None:
+                """Print nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return Client(f"http://127.0.0.1:{self._server.server_port}/")
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PAUSE_S", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stream_is_resumed_after_the_last_event_that_came_whole() -> None:
+    restarting = Restarting(
+        b'id: a/1\ndata: {"a": 1}\n\nid: a/2\ndata: {"a": 2}\n\nid: a/3\nda',
+        503,
+        b"",
+        b'id: a/3\ndata: {"a": 3}\n\ndata: [DONE]\n\n',
+    )
+    with restarting as client:
+        assert list(client.stream(PATH, {})) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert restarting.asked_after == ["0", "a/2", "a/2", "a/2"]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("scripts", "error", "connections"),
+    [
+        ([b'data: {"a": 1}\n\n'], UnavailableError, 1),  # without ids
+        ([b'id: a/1\ndata: {"a": 1}\n\n', 400], InvalidRequestError, 2),
+        ([b'id: a/1\ndata: {"a": 1}\n\ndata: {"error": {"message": "gone"}}\n\n'], UnavailableError, 1),
+        ([503], UnavailableError, 1),
+    ],
+    ids=["no ids", "refused", "error event", "not begun"],
+)
+def test_a_stream_that_can_not_go_on_is_an_error(
+    scripts: list[bytes | int], error: type[ConsortError], connections: int
+) -> None:
+    restarting = Restarting(*scripts)
+    with restarting as client, pytest.raises(error):
+        list(client.stream(PATH, {}))
+    assert len(restarting.asked_after) == connections
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PATIENCE_S", 0.05)
+    with Restarting(b'id: a/1\ndata: {"a": 1}\n\n') as client:
+        stream = client.stream(PATH, {})
+        assert next(stream) == {"a": 1}
+    with pytest.raises(UnavailableError, match="no Consort server answers"):
+        next(stream)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_completion_whose_connection_breaks_is_asked_for_again() -> None:
+    restarting = Restarting(b"", b"", b'{"a": 1}' + b" " * 9991)
+    with restarting as client:
+        assert client.post(PATH, {}).document == {"a": 1}
+    with Restarting(b"") as client, pytest.raises(UnavailableError):
+        client.post("/scale", {})
+
+
 def test_answers_are_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(client_module, "_GET_TIMEOUT_S", 0.2)

@@ -4,6 +4,11 @@ import { events } from "./sse.js";
 
 export const PATHS = { chat: "v1/chat/completions", completion: "v1/completions" };
 
+const NO_EVENT = "0"; // asks for ids of events, after which a repeated request goes on
+const TRY_AGAIN = [429, 500, 503]; // statuses while a server comes back
+const PATIENCE_MS = 30_000;
+const PAUSE_MS = 500;
+
 const STATUS_TITLES = {
   400: "The request is not right",
   401: "An API key is needed",
@@ -14,11 +19,14 @@ const STATUS_TITLES = {
   503: "Not ready yet",
 };
 
-/** status: the response's; 0 without a complete response. param: the field to change. */
+/**
+ * status: the response's; 0 without a complete response. param: the field to change.
+ * passing: whether the server may answer when it is asked again.
+ */
 export class ApiError extends Error {
-  constructor(message, { status = 0, param = null, retryAfterS = null } = {}) {
+  constructor(message, { status = 0, param = null, retryAfterS = null, passing = false } = {}) {
     super(message);
-    Object.assign(this, { status, param, retryAfterS });
+    Object.assign(this, { status, param, retryAfterS, passing });
   }
 
   get title() {
@@ -51,24 +59,44 @@ export class Api {
 
   /**
    * Yields the documents of a streamed answer. Closing the iterator, or the signal, hangs up and stops the server.
-   * opened: called with the response's headers.
+   * A stream that breaks off is resumed after its last event. opened: called with the first response's headers.
    */
   async *stream(path, body, { signal, opened }) {
-    const headers = { "Content-Type": "application/json" };
+    const progress = { lastId: NO_EVENT };
+    let brokenMs = null;
+    for (;;) {
+      try {
+        for await (const document of this._documents(path, body, progress, { signal, opened })) {
+          brokenMs = null;
+          yield document;
+        }
+        return;
+      } catch (error) {
+        brokenMs ??= performance.now();
+        const resumable = progress.lastId !== NO_EVENT && error.passing;
+        if (!resumable || performance.now() - brokenMs > PATIENCE_MS) throw error;
+        await new Promise((resume) => setTimeout(resume, PAUSE_MS));
+      }
+    }
+  }
+
+  /** Yields the documents after an event, and notes the last. */
+  async *_documents(path, body, progress, { signal, opened }) {
+    const headers = { "Content-Type": "application/json", "Last-Event-ID": progress.lastId };
     const response = await this._fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
-    opened(response.headers);
-    let complete = false;
+    if (progress.lastId === NO_EVENT) opened(response.headers);
     try {
-      for await (const { name, data } of events(response.body)) {
+      for await (const { name, data, id } of events(response.body)) {
         if (name === "error") throw errorOf(JSON.parse(data), 0, "The answer broke off");
-        complete ||= data === "[DONE]";
-        if (data && !complete) yield JSON.parse(data);
+        if (data === "[DONE]") return;
+        progress.lastId = id ?? progress.lastId;
+        if (data) yield JSON.parse(data);
       }
     } catch (error) {
       if (error instanceof ApiError || error.name === "AbortError") throw error;
-      throw new ApiError(`The answer broke off: ${error.message}`);
+      throw new ApiError(`The answer broke off: ${error.message}`, { passing: true });
     }
-    if (!complete) throw new ApiError("The answer broke off before its end.");
+    throw new ApiError("The answer broke off before its end.", { passing: true });
   }
 
   async _fetch(path, options) {
@@ -79,7 +107,7 @@ export class Api {
       response = await fetch(new URL(path, document.baseURI), { ...options, headers, cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError(`The server can't be reached: ${error.message}`);
+      throw new ApiError(`The server can't be reached: ${error.message}`, { passing: true });
     }
     if (response.ok) return response;
     const retryAfterS = Number(response.headers.get("Retry-After")) || null;
@@ -89,5 +117,5 @@ export class Api {
 
 function errorOf(document, status, otherwise, retryAfterS = null) {
   const { message = otherwise, param = null } = document.error ?? {};
-  return new ApiError(message, { status, param, retryAfterS });
+  return new ApiError(message, { status, param, retryAfterS, passing: TRY_AGAIN.includes(status) });
 }

@@ -2,7 +2,7 @@
 
 /**
  * @param {ReadableStream<Uint8Array>} stream
- * @yields {{name: string, data: string}} one event; its name is "message" if it has none
+ * @yields {{name: string, data: string, id: string?}} one event; its name is "message" if it has none
  */
 export async function* events(stream) {
   let rest = "";
@@ -21,10 +21,11 @@ export async function* events(stream) {
 }
 
 function parsed(block) {
-  const event = { name: "message", data: "" };
+  const event = { name: "message", data: "", id: null };
   for (const line of block.split(/\r?\n/)) {
     const [, field, value] = /^(\w*): ?(.*)$/s.exec(line) ?? [];
     if (field === "event") event.name = value;
+    if (field === "id") event.id = value;
     if (field === "data") event.data += event.data ? `\n${value}` : value;
   }
   return event;
