@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serving.http_load`: disconnecting clients and overload, on a real server.
+"""`python -m benchmarks.serving.http_load`: disconnecting clients, overload and abuse, on a real server.
 
 See docs/operation.md for results.
 """
@@ -10,8 +10,9 @@ import click
 
 from benchmarks.report import write
 from benchmarks.serving.__main__ import PROMPTS
+from benchmarks.serving.abuse import AbuseRound, measure_abuse
 from benchmarks.serving.disconnects import Disconnects, measure_disconnects
-from benchmarks.serving.http_server import ServeProcess
+from benchmarks.serving.http_server import Footprint, ServeProcess
 from benchmarks.serving.overload import Overload, RequestTemplate, measure_capacity, measure_crowd, measure_overload
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 
@@ -28,6 +29,8 @@ _MODEL = "consort"
 @click.option("--crowd", default=0.0, help="Clients per slot that obey `Retry-After`; 0: skip that.")
 @click.option("--seconds", default=20.0, help="Of each load.")
 @click.option("--new-tokens", default=128, help="Of each answer.")
+@click.option("--abuse", default=0, help="Rounds of heavy and hostile requests.")
+@click.option("--hostile", default=160, help="Such requests per round.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/http-load.json"))
 def main(
     clients: int,
@@ -39,6 +42,8 @@ def main(
     crowd: float,
     seconds: float,
     new_tokens: int,
+    abuse: int,
+    hostile: int,
     output: Path,
 ) -> None:
     """Serve, load, print, and write JSON."""
@@ -70,6 +75,11 @@ def main(
             )
             results["disconnects"] = [asdict(result) for result in disconnects]
             click.echo("\n".join(map(_disconnects_text, disconnects)))
+        if abuse:
+            click.echo(_memory_text(server.footprint()))
+            abused = measure_abuse(server, model=_MODEL, rounds=abuse, requests=hostile, at_once=at_once)
+            results["abuse"] = [asdict(result) for result in abused]
+            click.echo("\n".join(map(_abuse_text, abused)))
         results["footprint"] = asdict(server.footprint())
     settings: dict[str, object] = {
         "clients": clients,
@@ -78,6 +88,8 @@ def main(
         "overload": overload,
         "crowd": crowd,
         "seconds": seconds,
+        "abuse": abuse,
+        "hostile": hostile,
     }
     settings |= {"new_tokens": new_tokens, "server": config.model_dump(mode="json")}
     write(output, "benchmarks.serving.http_load", settings, **results)
@@ -115,6 +127,15 @@ def _disconnects_text(result: Disconnects) -> str:
         f"{after.tasks}, open files {before.open_files} → {after.open_files}\n"
         f"  MiB {before.resident_mib}\n    → {after.resident_mib}"
     )
+
+
+def _abuse_text(result: AbuseRound) -> str:
+    freed = "never" if result.freed_s is None else f"after {result.freed_s:.1f} s"
+    return f"abuse: {result.statuses}, idle {freed}; {_memory_text(result.after)}"
+
+
+def _memory_text(footprint: Footprint) -> str:
+    return ", ".join(f"{name} {size:.0f} MiB" for name, size in footprint.resident_mib.items())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.loops.idle_memory import return_idle_memory
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
 from deployments.http import connection
@@ -35,6 +36,7 @@ _LAST_EVENT_ID, _NO_EVENT = b"last-event-id", b"0"  # as in deployments/answers/
 def middlewares() -> list[Middleware]:
     """Middlewares for Serve's proxy, called by Serve before its server starts."""
     connection.install()
+    return_idle_memory()
     return [Middleware(CoordinatorLossMiddleware)]
 
 

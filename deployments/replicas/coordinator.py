@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from actors.loops.idle_memory import return_idle_memory
 from deployments.configuration.config import ServerConfig
 from deployments.replicas.adapter_exchange import AdapterExchange
 from deployments.replicas.address_query import AddressQuery, answers_of
@@ -60,6 +61,7 @@ class CoordinatorIngress:
             from deployments.monitoring.tracing_setup import make_tracer
 
         share_interpreter()
+        return_idle_memory()
         if os.environ.get("RAY_AUTH_MODE") != "token":
             _logger.warning(
                 "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from actors.loops.idle_memory import return_idle_memory
 from deployments.configuration.model import ModelConfig
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
 from deployments.tensor_parallel import start_group
@@ -67,6 +68,7 @@ class ModelReplica:
             from deployments.scaling.load_meter import LoadMeter
 
         share_interpreter()
+        return_idle_memory()
         self._meter = LoadMeter()
         host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
         if spec.tensor_parallel > 1:
