@@ -108,6 +108,7 @@ class ActiveRequest:
             cache_salt=request.cache_salt,
             prompt_positions=request.prompt_positions,
             adapter=request.endpoint.adapter,
+            arrived_at_s=request.arrived_at_s,
         )
 
     def _ensemble(self) -> Ensemble | None:

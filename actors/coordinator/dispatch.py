@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.replica_table import ReplicaTable
 from actors.wire.link import Outbox
-from actors.wire.messages import AttachDrafter, Cancel, Member, MemberLost
+from actors.wire.messages import AttachDrafter, Cancel, LeaderLost, Member, MemberLost
 from decoding.errors import ConsortError, UnavailableError
 
 _MAX_TARGETS_LOST = 3  # by a request without progress, before it fails
@@ -53,6 +53,10 @@ class Dispatch:
     def release(self, active: ActiveRequest, now_s: float) -> None:
         """Cancel the request on its replicas. It then waits for a new target."""
         request_id = active.request.request_id
+        if active.target is not None:  # which may be dead, so its members are told, too
+            for member in active.members:
+                if member.address is not None:
+                    self._outbox.put(member.address.name, LeaderLost(request_id, active.target, active.admission))
         for name in (active.target, active.drafter):
             if name is not None:
                 self._outbox.put(name, Cancel(request_id))

@@ -78,6 +78,7 @@ class Request:
     may_cache: bool = True  # whether its whole answer may be cached
     prompt_positions: PromptPositions | None = None  # of a shortened prompt; None: the prompt is whole
     request_id: int = field(default_factory=new_request_id)
+    arrived_at_s: float = field(default_factory=time.time)  # older requests come first, whatever coordinator has them
 
     def __post_init__(self) -> None:
         if self.beams is not None:  # its answers come at its end, and nothing of them before

@@ -103,7 +103,7 @@ class Drafter:
         """Return how long to wait for messages, in seconds; 0 while there is something to compute."""
         if self._due():
             return 0.0
-        return REPORT_PERIOD_S if all(row.ready for row in self._rows) else PREPARING_S
+        return PREPARING_S if self._rows.is_preparing else REPORT_PERIOD_S
 
     def _due(self) -> list[DrafterRow]:
         """Return the rows that have something to run. There are alternatives only while no row is late."""

@@ -27,6 +27,7 @@ class MemberRow(ServedRow):
             drafter=False,
             admission=join.admission,
             cache_salt=join.cache_salt,
+            arrived_at_s=join.arrived_at_s,
         )
         super().__init__(peer, admit)
         self.join = join

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Ensemble, MemberShare, MemberView
 from decoding.blending.attribution import attribute_tokens
 from decoding.blending.blend import BlendBatch, blend
@@ -37,13 +38,14 @@ class Round:
 class EnsembleRounds:
     """The rounds of one request with M members, of which some may be lost."""
 
-    def __init__(self, ensemble: Ensemble, now_s: float) -> None:
+    def __init__(self, ensemble: Ensemble) -> None:
         """
         Raises:
             UnavailableError: too few members are there.
         """
         self.options = ensemble.options
         self.models = [ensemble.leader, *(member.model for member in ensemble.members)]
+        self._members = ensemble.members
         self.replicas = ["", *(member.address.name if member.address else "" for member in ensemble.members)]
         self.present = [True, *(member.address is not None for member in ensemble.members)]
         self.options.blend.member_weights(self.present)  # raises
@@ -51,13 +53,28 @@ class EnsembleRounds:
         self.round: Round | None = None
         self.views: list[list[MemberView]] | None = None  # of each token of the last round, if wanted
         self._steps = 0
-        self._joined = [True, *(False for _ in ensemble.members)]
+        self._joined: list[bool] = []
         self._max_lengths = [0] * len(self.models)  # as in Joined
-        self._began_s = now_s
+        self._invited_at_s: float | None = None
         self._tokens = [0] * len(self.models)
         self._agreed = [0] * len(self.models)
         self._replies = [0] * len(self.models)
         self._reply_s = [0.0] * len(self.models)
+        self.withdraw()
+
+    @property
+    def is_invited(self) -> bool:
+        """Whether the other members are asked for slots."""
+        return self._invited_at_s is not None
+
+    def invite(self, read_length: int, now_s: float) -> None:
+        """Note that the members are invited to read a text of that length."""
+        self.read_length, self._invited_at_s = read_length, now_s
+
+    def withdraw(self) -> None:
+        """Note that the members are told to forget the request."""
+        self.round, self._invited_at_s = None, None
+        self._joined = [True, *(False for _ in self.models[1:])]
 
     @property
     def is_joined(self) -> bool:
@@ -74,6 +91,11 @@ class EnsembleRounds:
         """The replicas of the present members, without the leader."""
         pairs = zip(self.replicas, self.present, strict=True)
         return [replica for replica, present in pairs if present and replica]
+
+    @property
+    def addresses(self) -> list[ReplicaAddress]:
+        """The addresses of `others`."""
+        return [member.address for member in self._members if member.address and member.address.name in self.others]
 
     @property
     def max_length(self) -> int | None:
@@ -132,7 +154,7 @@ class EnsembleRounds:
             late = now_s - self.round.requested_at_s > self.options.member_timeout_s
             missing = [logits is None for logits in self.round.logits]
         else:
-            late = now_s - self._began_s > _JOIN_TIMEOUT_S
+            late = self._invited_at_s is not None and now_s - self._invited_at_s > _JOIN_TIMEOUT_S
             missing = [not joined for joined in self._joined]
         if not late:
             return []

@@ -28,6 +28,8 @@ class Row:
         self.slot = -1
         self.slots_needed = 1
         self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
+        self.arrived_at_s = admit.arrived_at_s
+        self.entered = False  # whether it has had its slots by right, not only because those before it could not enter
         self.cache_salt = admit.cache_salt  # pages are shared only with rows of the same salt
         self.adapter = admit.adapter
         self.adapter_slot: int | None = 0  # of the LoRA weights it runs with; 0: none; None: they are not there yet
@@ -91,9 +93,37 @@ class Row:
         return min(self.pending, self.shortest_waiting)
 
     @property
+    def prepared(self) -> bool:
+        """Whether its grammar and its adapter are there. Before that it takes no slot."""
+        return self.preparing is None and self.adapter_slot is not None
+
+    @property
     def ready(self) -> bool:
-        """Whether the row can run: its grammar and its adapter are there, and no other row computes its next page."""
-        return self.preparing is None and self.adapter_slot is not None and not self.waits_for_pages
+        """Whether the row can run: it is prepared, and no other row computes its next page."""
+        return self.prepared and not self.waits_for_pages
+
+    @property
+    def spans_replicas(self) -> bool:
+        """Whether its request needs slots on several replicas at once."""
+        return False
+
+    @property
+    def started(self) -> bool:
+        """Whether its request has had all the slots that it needs."""
+        return self.entered
+
+    @property
+    def precedence(self) -> tuple[bool, float, int]:
+        """The order in which rows get slots, the same on all replicas: requests that have started, then the oldest."""
+        return not self.started, self.arrived_at_s, self.key[1]
+
+    @property
+    def may_yield(self) -> bool:
+        """Whether it gives its slots to rows before it that wait for some.
+
+        One that has started needs nothing else to end, unless its request lost a slot on another replica since.
+        """
+        return self.spans_replicas or not self.started
 
     @property
     def cached_prefix(self) -> int:

@@ -4,7 +4,8 @@ Rows take over pages that others have computed, before they enter and while thei
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Generic
 
 from actors.loops.row import R, RowKey
@@ -12,10 +13,16 @@ from actors.model.page_tables import PageTables, extend_keys
 from actors.wire.messages import AdaptationState, Report
 
 PREPARING_S = 0.002  # polling period while no row is ready
+_MAX_PASSED = 8  # rows that have no room for now, and let others enter before them
 
 
 class RowTable(Generic[R]):
-    """Rows by key, in order of admission. Rows wait until there are a slot and pages for their text."""
+    """Rows by key. Rows wait until they are prepared, and until there are a slot and pages for their text.
+
+    They enter in the order of `Row.precedence`. What a row leaves free because it needs more, as a beam search may, is
+    lent to rows behind it; they are preempted once it has room with theirs. Rows of requests that span replicas borrow
+    nothing: they hold slots elsewhere.
+    """
 
     def __init__(self, cache: PageTables, removed: Callable[[R], None] = lambda row: None) -> None:
         """removed: called with each row that is removed."""
@@ -49,6 +56,8 @@ class RowTable(Generic[R]):
         """Remove the row and free its slot. Unknown keys are ignored."""
         row = self._waiting.pop(key, None)
         if row is not None:
+            if row.preparing is not None:
+                row.preparing.cancel()
             self._removed(row)
         row = self._active.pop(key, None)
         if row is not None:
@@ -64,11 +73,12 @@ class RowTable(Generic[R]):
 
     def report(self, peer: str | None = None) -> Report:
         """Return the total load, and the requests of `peer` that are here."""
-        rows = [row for row in (*self._active.values(), *self._waiting.values()) if row.key[0] == peer]
+        preparing, waiting = self._divide()
+        rows = [row for row in (*self._active.values(), *preparing, *waiting) if row.key[0] == peer]
         attached_drafters = {row.key[1]: row.attached_drafter for row in rows if row.attached_drafter is not None}
         return Report(
-            len(self._active),
-            len(self._waiting),
+            len(self._active) + len(preparing),
+            len(waiting),
             self._cache.slots,
             [row.key[1] for row in rows],
             self.drafting and not self.in_trial,
@@ -78,7 +88,19 @@ class RowTable(Generic[R]):
             self._cache.allocator.used,
             self._cache.allocator.shared,
             self.adaptation,
-            sum(row.key in self._waiting for row in rows),
+            sum(row.key[0] == peer for row in waiting),
+        )
+
+    def _divide(self) -> tuple[list[R], list[R]]:
+        """Return the rows that are being prepared, and those that wait for a slot or for pages."""
+        rows = tuple(self._waiting.values())
+        return [row for row in rows if not row.prepared], [row for row in rows if row.prepared]
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a row will be ready later, without a message."""
+        return not all(row.ready for row in self._active.values()) or not all(
+            row.prepared for row in self._waiting.values()
         )
 
     @property
@@ -87,49 +109,55 @@ class RowTable(Generic[R]):
         return self._cache.allocator.evictions
 
     def preempt_youngest(self) -> bool:
-        """Preempt the row that entered last, unless it is the only one. Returns whether it did."""
-        if len(self._active) < 2:
-            return False
-        self.preempt(next(reversed(self._active.values())))
-        return True
-
-    def preempt(self, row: R) -> None:
-        """Free the row's slots and pages. It waits, before all others, and computes anew what it can't take over then.
+        """Preempt the last row by precedence, unless it is the only one. Returns whether it did.
 
         Nothing enters beside other rows before `note_forward`: else the same row would take the same pages again.
         """
+        if len(self._active) < 2:
+            return False
+        self.preempt(max(self._active.values(), key=attrgetter("precedence")))
         self._is_full = True
+        return True
+
+    def preempt(self, row: R) -> None:
+        """Free the row's slots and pages. It waits in its order, and computes anew what it can't take over then."""
         del self._active[row.key]
         self._free_slots(row)
         row.slot, row.more_slots = -1, []
         row.preemptions += 1
         row.undo()
         row.resume(0)
-        self._waiting = {row.key: row, **self._waiting}
+        self._waiting[row.key] = row
 
     def note_forward(self) -> None:
         """Note that a forward had enough pages."""
         self._is_full = False
 
     def make_ready(self) -> list[tuple[R, BaseException]]:
-        """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
+        """Let rows get their grammars, enter and share pages. Return rows whose grammar failed, with the error."""
         known, page_size = self._cache.known, self._cache.page_size
         for row in self._active.values():
             if min(row.cached, row.prompt_length) // page_size > known[row.slot]:
                 self._note_text(row)  # the answer's pages when it ends
-        self._fill_slots()
-        failed: list[tuple[R, BaseException]] = []
+        failed = self._take_grammars()
+        self._fill_slots(preempt=True)
         computing: dict[bytes, R] = {}  # who computes a page next
         for row in self._active.values():
+            row.waits_for_pages, row.shortest_waiting = False, sys.maxsize
+            if len(row.tokens) - row.cached > 1:
+                self._share_pages(row, computing)
+        return failed
+
+    def _take_grammars(self) -> list[tuple[R, BaseException]]:
+        """Give rows the grammars that were compiled. Return rows whose grammar failed, with the error."""
+        failed: list[tuple[R, BaseException]] = []
+        for row in self._waiting.values():
             if row.preparing is not None and row.preparing.done():
                 error = row.preparing.exception()
                 if error is None:
                     row.structure, row.preparing = row.preparing.result(), None
                 else:
                     failed.append((row, error))
-            row.waits_for_pages, row.shortest_waiting = False, sys.maxsize
-            if len(row.tokens) - row.cached > 1:
-                self._share_pages(row, computing)
         return failed
 
     def _note_text(self, row: R) -> None:
@@ -151,7 +179,7 @@ class RowTable(Generic[R]):
             row.reused = (row.reused or 0) + held - row.cached
             row.resume(held)
         page = row.cached // self._cache.page_size
-        if page < reusable and row.preparing is None and not row.resting:
+        if page < reusable and not row.resting:
             first = computing.setdefault(row.page_keys[page], row)
             if first is not row:
                 row.waits_for_pages, first.shortest_waiting = True, min(first.shortest_waiting, row.pending)
@@ -164,33 +192,65 @@ class RowTable(Generic[R]):
         extend_keys(row.page_keys, row.tokens, count, self._cache.page_size, row.cache_salt)
         return count
 
-    def _fill_slots(self) -> None:
-        while self._waiting:
-            row = next(iter(self._waiting.values()))
-            if self._cache.free < row.slots_needed or not self._has_pages_for(row):
-                return
-            del self._waiting[row.key]
-            row.slot, held = self._cache.take(row.page_keys[: self._reusable_pages(row)])
-            row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
-            row.resume(held)
-            if row.reused is None:  # a row that was preempted takes over its own pages
-                row.reused = held
-            self._active[row.key] = row
+    def _fill_slots(self, *, preempt: bool = False) -> None:
+        """Let rows enter in their order, and rows behind those that have no room use what is free until then.
 
-    def _has_pages_for(self, row: R) -> bool:
-        """Whether there are pages for the row's text beside what active rows still need, and one for each to grow."""
-        if not self._active:
-            return True
-        if self._is_full:
+        preempt: let others make room, if no row is in a forward or about to commit.
+        """
+        yielding = [row for row in self._active.values() if row.may_yield] if preempt and self._waiting else []
+        if not self._waiting or not (self._cache.free or yielding):
+            return
+        passed = 0
+        for row in sorted(self._divide()[1], key=attrgetter("precedence")):
+            if not (passed and row.spans_replicas) and self._make_room(row, yielding):
+                self._enter(row)
+                row.entered = row.entered or not passed
+            else:
+                passed += 1
+            if passed > _MAX_PASSED:
+                return
+
+    def _enter(self, row: R) -> None:
+        del self._waiting[row.key]
+        row.slot, held = self._cache.take(row.page_keys[: self._reusable_pages(row)])
+        row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
+        row.resume(held)
+        if row.reused is None:  # a row that was preempted takes over its own pages
+            row.reused = held
+        self._active[row.key] = row
+
+    def _make_room(self, row: R, yielding: Iterable[R]) -> bool:
+        """Preempt rows that yield to this one, the last first and as few as suffice. Returns whether it has room."""
+        later = [other for other in yielding if other.slot >= 0 and other.precedence > row.precedence]
+        later.sort(key=attrgetter("precedence"))
+        leaving: list[R] = []
+        while not self._has_room(row, leaving):
+            if not later:
+                return False
+            leaving.append(later.pop())
+        for other in leaving:
+            self.preempt(other)
+        return True
+
+    def _has_room(self, row: R, leaving: Sequence[R]) -> bool:
+        """Whether there were slots and pages for the row, and one page for each other to grow, if some others left."""
+        slots = [slot for other in leaving for slot in other.slots]
+        if self._cache.free + len(slots) < row.slots_needed:
             return False
+        staying = [other for other in self._active.values() if other not in leaving]
+        if not staying:
+            return True
+        if self._is_full and not leaving:
+            return False
+        released = self._cache.released_pages(slots)
         keys = row.page_keys[: self._reusable_pages(row)]
-        needed = self._cache.missing_pages(keys, self._columns(row)) + row.slots_needed - 1
-        for other in self._active.values():
+        needed = self._cache.missing_pages(keys, self._columns(row), released) + row.slots_needed - 1
+        for other in staying:
             text = -(-self._columns(other) // self._cache.page_size)
             held = sum(map(self._cache.held_pages, other.slots))
             missing = max(0, text - self._cache.held_pages(other.slot)) + other.slots_needed
             needed += min(missing, other.slots_needed * self._cache.pages_per_slot - held)
-        return needed <= self._cache.allocator.available
+        return needed <= self._cache.allocator.available + len(released)
 
     def _columns(self, row: R) -> int:
         """Return how many columns of its first slot a row needs for its text, and its next token with a draft."""

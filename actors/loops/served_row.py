@@ -17,21 +17,6 @@ class ServedRow(Row):
         """Whether its next step verifies a draft. Such steps begin together, once no row waits for its draft."""
         return False
 
-    @property
-    def spans_replicas(self) -> bool:
-        """Whether its request needs slots on several replicas at once."""
-        return False
-
-    @property
-    def started(self) -> bool:
-        """Whether its request has had all the slots that it needs."""
-        return True
-
-    @property
-    def blocked(self) -> bool:
-        """Whether it only waits until its request has slots on other replicas, too."""
-        return not self.started and self.ready and not self.prefilling
-
     def wait_s(self, now_s: float) -> float:
         """Return how much longer its step should wait for a draft, in seconds."""
         return 0.0

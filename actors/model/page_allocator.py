@@ -82,6 +82,10 @@ class PageAllocator:
         """Return whether each page has one holder and is not known, so that its holder may write to it."""
         return self._keys.keys().isdisjoint(pages) and self._shared.isdisjoint(pages)
 
+    def holders(self, page: int) -> int:
+        """Return how many hold the page."""
+        return self._counts[page]
+
     def is_held(self, page: int) -> bool:
         """Return whether the page has a holder."""
         return self._counts[page] > 0

@@ -5,7 +5,8 @@ slot with the same text takes them without a copy. Knows nothing of models, and 
 """
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
 
@@ -134,13 +135,21 @@ class PageTables:
         """Return the number of pages that a slot holds."""
         return len(self._pages[slot])
 
-    def missing_pages(self, keys: Sequence[bytes], length: int) -> int:
-        """Return how many of the available pages a new slot would need for a text of that length. keys: the text's."""
+    def released_pages(self, slots: Iterable[int]) -> set[int]:
+        """Return the pages that nobody would hold if these slots were given back."""
+        counts = Counter(page for slot in slots for page in self._pages[slot])
+        return {page for page, count in counts.items() if self.allocator.holders(page) == count}
+
+    def missing_pages(self, keys: Sequence[bytes], length: int, released: Container[int] = ()) -> int:
+        """Return how many of the available pages a new slot would need for a text of that length.
+
+        keys: the text's. released: pages that are available, too, by then.
+        """
         missing = -(-length // self.page_size)
         for page in map(self.allocator.find, keys):
             if page is None:
                 break
-            missing -= self.allocator.is_held(page)
+            missing -= self.allocator.is_held(page) and page not in released
         return missing
 
     def page(self, slot: int, column: int) -> int:

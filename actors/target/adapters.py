@@ -5,6 +5,7 @@ Weights are read in a thread beside the loop, and stay until a slot is needed. K
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import attrgetter
 
 import torch
 
@@ -14,8 +15,6 @@ from actors.model.lora.layers import LoraLayers
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError
 
-_PATIENCE_S = 2.0  # an adapter in use takes new rows for so long while another one waits for a slot
-
 
 class _Held:
     """An adapter that rows have asked for."""
@@ -24,20 +23,17 @@ class _Held:
         self.slot = slot  # None: its weights are not in the layers yet
         self.reading = reading
         self.rows: set[ServedRow] = set()
-        self.waiting_since_s: float | None = None  # for a slot
         self.is_leaving = False  # whether its slot is promised to another one: new rows wait until it is back
 
     @property
     def in_use(self) -> bool:
-        """Whether a row with a KV slot needs it. Rows that wait for one must not keep it from those that have one."""
-        return any(row.slot >= 0 and not (self.is_leaving and row.adapter_slot is None) for row in self.rows)
+        """Whether a row runs with it, or will once it has a KV slot."""
+        return any(row.adapter_slot is not None for row in self.rows)
 
-    def leave(self) -> None:
-        """Take no new rows. Those that run with it go on."""
-        self.is_leaving = True
-        for row in self.rows:
-            if row.slot < 0:
-                row.adapter_slot = None
+    @property
+    def precedence(self) -> tuple[bool, float, int]:
+        """That of its first row."""
+        return min(row.precedence for row in self.rows)
 
 
 class AdapterTable:
@@ -78,13 +74,16 @@ class AdapterTable:
         held.rows.discard(row)
         if not held.rows and held.slot is None:
             del self._held[row.adapter.version]
+            if held.reading is not None:
+                held.reading.cancel()
 
-    def make_ready(self, now_s: float) -> list[tuple[ServedRow, BaseException]]:
+    def make_ready(self) -> list[tuple[ServedRow, BaseException]]:
         """Put weights that were read into free slots. Return the rows whose adapter can't be loaded, with the error."""
         failed: list[tuple[ServedRow, BaseException]] = []
         for version, held in list(self._held.items()):
             if held.is_leaving and held.slot is not None and not held.in_use:
                 self._free.append(self._evict(version, held.slot))
+        waiting: list[_Held] = []
         for version, held in list(self._held.items()):
             if held.slot is not None or held.reading is None or not held.reading.done():
                 continue
@@ -92,20 +91,26 @@ class AdapterTable:
             if error is not None:
                 del self._held[version]
                 failed += [(row, error) for row in held.rows]
-            elif held.in_use:
-                self._find_slot(held, held.reading.result(), now_s)
+            else:
+                waiting.append(held)
+        for held in sorted(waiting, key=attrgetter("precedence")):
+            self._find_slot(held)
         return failed
 
-    def _find_slot(self, held: _Held, weights: LoraWeights, now_s: float) -> None:
-        """Put weights into a slot, now or in a later turn. Nobody who waits for long is passed by others for ever."""
+    def _find_slot(self, held: _Held) -> None:
+        """Put weights that were read into a slot, now or in a later turn.
+
+        While they wait, one adapter in use takes no new rows. So nobody is passed by others for ever, and the rows that
+        came meanwhile run together.
+        """
         slot = self._free_slot()
         if slot is not None:
-            self._write(slot, held, weights)
+            assert held.reading is not None
+            self._write(slot, held, held.reading.result())
             return
-        held.waiting_since_s = now_s if held.waiting_since_s is None else held.waiting_since_s
         others = [other for other in self._held.values() if other.slot is not None]
-        if now_s - held.waiting_since_s > _PATIENCE_S and not any(other.is_leaving for other in others):
-            others[0].leave()
+        if not any(other.is_leaving for other in others):
+            others[0].is_leaving = True
 
     def _write(self, slot: int, held: _Held, weights: LoraWeights) -> None:
         assert self._lora is not None
@@ -119,7 +124,7 @@ class AdapterTable:
             row.adapter_slot = slot
 
     def _free_slot(self) -> int | None:
-        """Take a slot that no row runs with; None if there is none now."""
+        """Take a slot that no row needs; None if there is none now."""
         if self._free:
             return self._free.pop(0)
         for version, held in self._held.items():
@@ -128,7 +133,7 @@ class AdapterTable:
         return None
 
     def _evict(self, version: str, slot: int) -> int:
-        """Forget the weights in a slot that no row runs with. Rows that want them begin again."""
+        """Forget the weights in a slot that no row needs. Rows that came too late for them begin again."""
         for row in self._held.pop(version).rows:
             self.begin(row)
         return slot

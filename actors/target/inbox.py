@@ -26,6 +26,7 @@ from actors.wire.messages import (
     Failed,
     Join,
     Joined,
+    LeaderLost,
     LogitsReply,
     LogitsRequest,
     MemberLost,
@@ -104,6 +105,10 @@ class TargetInbox:
                     row.attach_drafter(drafter)
                     if not self._rows.drafting:
                         self.rest_drafter(row)
+            case LeaderLost(request_id, leader, admission):
+                member_row = self._rows.get((leader, request_id))
+                if member_row is not None and member_row.admission <= admission:
+                    self._rows.remove(member_row.key)
             case Joined() | LogitsReply() | MemberLost() | Failed():
                 failed = self._leader.receive(peer, message, time.perf_counter())
                 if failed is not None:
@@ -169,8 +174,8 @@ class TargetInbox:
         self._structures.begin(row)
         self._adapters.begin(row)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows
-        if message.ensemble is not None:
-            self._leader.invite(row, message.ensemble, time.perf_counter())
+        if row.ensemble is not None:
+            self._leader.lead(row)
         if not self._rows.drafting:
             self.rest_drafter(row)  # its coordinator may not know yet that drafts are not wanted
 

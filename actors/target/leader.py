@@ -17,7 +17,6 @@ from actors.wire.logits_codec import LogitsTransport, unpack
 from actors.wire.logits_memory import SharedLogits, SharedOffer, offer
 from actors.wire.messages import (
     Cancel,
-    Ensemble,
     Failed,
     Join,
     Joined,
@@ -50,29 +49,47 @@ class EnsembleLeader:
         self._unanswered: dict[_MemberKey, tuple[Join | LogitsRequest, int]] = {}
         self._memory: dict[_MemberKey, SharedLogits] = {}
 
-    def invite(self, row: TargetRow, ensemble: Ensemble, now_s: float) -> None:
-        """Invite the members of a new row's ensemble."""
-        request_id = row.key[1]
-        row.ensemble = EnsembleRounds(ensemble, now_s)
-        row.ensemble.read_length = len(row.tokens)
-        self._rows[request_id] = row
-        for member in ensemble.members:
-            if member.address is not None:
-                replica = member.address.name
-                if replica not in self._used_at_s:
-                    self._link.connect(member.address)
-                self._used_at_s[replica] = now_s
-                join = Join(
-                    request_id,
-                    list(row.tokens),
-                    ensemble.leader,
-                    row.prompt_length,
-                    best_count=ensemble.options.best_count,
-                    shared=self._share_memory(row, replica) if member.address.uri else None,
-                    admission=row.admission,
-                    cache_salt=row.cache_salt,
-                )
-                self._put((request_id, replica), join)
+    def lead(self, row: TargetRow) -> None:
+        """Lead the ensemble of a new row."""
+        self._rows[row.key[1]] = row
+
+    def follow_slots(self, now_s: float) -> None:
+        """Invite the members of rows that got a slot here, and release those of rows that lost theirs.
+
+        So a request holds no slot elsewhere while it waits for one here.
+        """
+        for row in self._rows.values():
+            assert row.ensemble is not None
+            if (row.slot >= 0) == row.ensemble.is_invited:
+                continue
+            if row.slot >= 0:
+                self._invite(row, row.ensemble, now_s)
+            else:
+                self._withdraw(row, row.ensemble)
+
+    def _invite(self, row: TargetRow, ensemble: EnsembleRounds, now_s: float) -> None:
+        ensemble.invite(len(row.tokens), now_s)
+        for address in ensemble.addresses:
+            if address.name not in self._used_at_s:
+                self._link.connect(address)
+            self._used_at_s[address.name] = now_s
+            join = Join(
+                row.key[1],
+                list(row.tokens),
+                ensemble.models[0],
+                row.prompt_length,
+                best_count=ensemble.options.best_count,
+                shared=self._share_memory(row, address.name) if address.uri else None,
+                admission=row.admission,
+                cache_salt=row.cache_salt,
+                arrived_at_s=row.arrived_at_s,
+            )
+            self._put((row.key[1], address.name), join)
+
+    def _withdraw(self, row: TargetRow, ensemble: EnsembleRounds) -> None:
+        ensemble.withdraw()
+        for replica in filter(None, ensemble.replicas):
+            self._release((row.key[1], replica))
 
     def _share_memory(self, row: TargetRow, replica: str) -> SharedOffer | None:
         """Offer memory for the logits of a member that may be on the same node."""
@@ -109,7 +126,8 @@ class EnsembleLeader:
         """Cancel requests that a member should not have, and send again what it seems not to have received."""
         for request_id in report.request_ids:
             row = self._rows.get(request_id)
-            if row is None or row.ensemble is None or replica not in row.ensemble.others:
+            ensemble = None if row is None else row.ensemble
+            if ensemble is None or not ensemble.is_invited or replica not in ensemble.others:
                 self._send(replica, Cancel(request_id))
         for member_key, (message, reports) in list(self._unanswered.items()):
             if member_key[1] == replica:
@@ -125,7 +143,7 @@ class EnsembleLeader:
         try:
             if isinstance(message, MemberLost):
                 self._drop(row, row.ensemble, message.replica, "is gone")
-            elif message.admission == row.admission and replica in row.ensemble.others:
+            elif message.admission == row.admission and row.ensemble.is_invited and replica in row.ensemble.others:
                 self._handle(row, row.ensemble, replica, message, now_s)
         except ConsortError as error:
             return row, error
@@ -166,7 +184,8 @@ class EnsembleLeader:
     def _release(self, member_key: _MemberKey) -> None:
         """Cancel the request at a member, and withdraw what it was sent."""
         request_id, replica = member_key
-        self._send(replica, Cancel(request_id))
+        if replica in self._used_at_s:
+            self._send(replica, Cancel(request_id))
         self._unanswered.pop(member_key, None)
         memory = self._memory.pop(member_key, None)
         if memory is not None:
@@ -202,8 +221,7 @@ class EnsembleLeader:
         leading = self._rows.get(request_id)
         if leading is row and leading.ensemble is not None:
             del self._rows[request_id]
-            for replica in filter(None, leading.ensemble.replicas):
-                self._release((request_id, replica))
+            self._withdraw(leading, leading.ensemble)
 
     def _mark_answered(self, member_key: _MemberKey, step: int) -> None:
         """Stop resending what a member has answered. step: of the round; 0 for a Join."""

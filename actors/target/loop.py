@@ -246,17 +246,18 @@ class Target:
         self._mailbox.flush()
 
     def _update_rows(self) -> None:
-        """Begin what is ready, fail what can't go on, announce what has read its text, make room."""
+        """Begin what is ready, fail what can't go on, invite members, announce what has read its text."""
         self._choose_mode()
-        for row, error in [*self._rows.make_ready(), *self._adapters.make_ready(time.perf_counter())]:
+        for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)
-        self._rows.resolve_deadlock(time.perf_counter())
+        self._leader.follow_slots(time.perf_counter())
         for row, reason in self._leader.drop_late_members(time.perf_counter()):
             self._inbox.fail(row, reason)
         for reader in self._rows.readers:
             message = reader.announce()
             if message is not None:
                 self._mailbox.put(reader.key[0], message)
+        self._mailbox.flush()
 
     def _due_rows(self, wait_s: float) -> Iterator[ServedRow]:
         """Yield the rows of the next forward. Those that verify begin together, once none waits for its draft."""
@@ -270,7 +271,7 @@ class Target:
     def _timeout_s(self) -> float:
         """Return how long to wait for messages; 0 while there is something to compute."""
         if not len(self._rows):
-            return REPORT_PERIOD_S
+            return PREPARING_S if self._rows.is_preparing else REPORT_PERIOD_S
         if self._rows.blendable:
             return 0.0
         wait_s = self._wait_s()
@@ -278,7 +279,7 @@ class Target:
             return 0.0
         if wait_s > 0:
             return wait_s
-        return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
+        return PREPARING_S if self._rows.is_preparing else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:
         """Let members, adapters and drafters forget a row that is removed. The last one leaves no table of texts."""

@@ -30,7 +30,13 @@ class TargetRow(ServedRow):
     """`tokens` are all committed. While the row is running, all but the last are in the cache."""
 
     def __init__(self, peer: str, admit: Admit, *, acceptance: float, proposer: Proposer | None = None) -> None:
-        """acceptance: the expected acceptance rate of its drafts. proposer: drafts in this loop, beside the drafter."""
+        """
+        acceptance: the expected acceptance rate of its drafts.
+        proposer: drafts in this loop, beside the drafter.
+
+        Raises:
+            UnavailableError: too few members of its ensemble are there.
+        """
         super().__init__(peer, admit)
         self.rejects = self.params.rejects  # whether it verifies by rejection sampling
         self.trie = DraftTrie(self.tokens, rejects=self.rejects)
@@ -39,7 +45,7 @@ class TargetRow(ServedRow):
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.end = Positions(self.history)  # the position after the text, however long it is
         self.proposer = proposer
-        self.ensemble: EnsembleRounds | None = None  # if it leads one
+        self.ensemble = None if admit.ensemble is None else EnsembleRounds(admit.ensemble)  # if it leads one
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
         self._origin = replace(admit, tokens=[])
         self.prompt_positions = admit.prompt_positions
@@ -75,7 +81,7 @@ class TargetRow(ServedRow):
 
     @property
     def started(self) -> bool:
-        return self.ensemble is None or self.ensemble.is_joined
+        return self.entered and (self.ensemble is None or self.ensemble.is_joined)
 
     @property
     def verifies(self) -> bool:

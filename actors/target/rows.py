@@ -9,8 +9,6 @@ from actors.loops.served_row import ServedRow
 from actors.model.page_tables import PageTables
 from actors.target.row import TargetRow, Verification
 
-_PATIENCE_S = 5.0  # a row that is blocked keeps its slot for so long, although an older request waits for it
-
 
 class TargetRows(RowTable[ServedRow]):
     """The row table of one target."""
@@ -18,7 +16,6 @@ class TargetRows(RowTable[ServedRow]):
     def __init__(self, cache: PageTables, removed: Callable[[ServedRow], None] = lambda row: None) -> None:
         super().__init__(cache, removed)
         self._writers: dict[RowKey, TargetRow] = {}
-        self._blocked_since_s: dict[RowKey, float] = {}  # while others wait for a slot
 
     def add_writer(self, row: TargetRow) -> None:
         """Add a row that writes a text. Replaces a row of the same key."""
@@ -28,26 +25,6 @@ class TargetRows(RowTable[ServedRow]):
     def remove(self, key: RowKey) -> None:
         self._writers.pop(key, None)
         super().remove(key)
-
-    def resolve_deadlock(self, now_s: float) -> None:
-        """Preempt a row that has long been blocked, if an older request that spans replicas waits for a slot.
-
-        Else replicas full of leaders that want each other's slots would wait until they give up. No leader that
-        has all of its members is preempted, and no member that has been asked. Request ids have the same order on all
-        replicas, so the oldest of the other requests gets all of its slots.
-        """
-        waiting = [row for row in self._waiting.values() if row.spans_replicas]
-        blocked = {row.key: row for row in self if row.blocked} if waiting else {}
-        self._blocked_since_s = {key: self._blocked_since_s.get(key, now_s) for key in blocked}
-        late = [row for key, row in blocked.items() if now_s - self._blocked_since_s[key] > _PATIENCE_S]
-        if not late:
-            return
-        oldest, youngest = min(waiting, key=_precedence), max(late, key=_precedence)
-        if _precedence(oldest) < _precedence(youngest):
-            self.preempt(youngest)
-            self._waiting = {oldest.key: oldest, **self._waiting}
-            self._is_full = False
-            self._fill_slots()
 
     def writer(self, key: RowKey) -> TargetRow | None:
         return self._writers.get(key)
@@ -87,8 +64,3 @@ class TargetRows(RowTable[ServedRow]):
         """Take what the rows of these shares have to verify."""
         rows = [self._writers.get(share.row.key) for share in shares]
         return [verification for row in rows if row and (verification := row.claim_verification()) is not None]
-
-
-def _precedence(row: ServedRow) -> tuple[bool, int]:
-    """Return the order in which rows that span replicas get slots: requests that have started, then the oldest."""
-    return not row.started, row.key[1]

@@ -1,7 +1,7 @@
 """Messages that cross links. All are one-way: no sender waits for a reply, and any message may be lost.
 
     coordinator -> target, drafter:   Admit, Cancel, Heartbeat
-    coordinator -> target:            AttachDrafter, MemberLost
+    coordinator -> target:            AttachDrafter, MemberLost, LeaderLost
     drafter -> coordinator:           Failed, Report
     drafter -> target:                Offer, ResendRequest, Report
     target -> drafter:                Advance, Report
@@ -96,6 +96,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
     prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters read it without gaps
     adapter: Adapter | None = None  # of the target; drafters draft without
+    arrived_at_s: float = 0.0  # by the coordinator's wall clock; older requests come first on all replicas
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -196,6 +197,14 @@ class MemberLost(msgspec.Struct, frozen=True, tag=True):
     replica: str
 
 
+class LeaderLost(msgspec.Struct, frozen=True, tag=True):
+    """Tells a member that a request has left its leader, which may be dead."""
+
+    request_id: int
+    leader: str  # the replica
+    admission: int  # as in the leader's Admit; later ones of the request stay
+
+
 class Join(msgspec.Struct, frozen=True, tag=True):
     """Become a member of an ensemble: prefill the text, then send Joined."""
 
@@ -207,6 +216,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     shared: SharedOffer | None = None  # memory for replies from the same node
     admission: int = 0  # as in the leader's Admit
     cache_salt: str = ""  # as in the leader's Admit
+    arrived_at_s: float = 0.0  # as in the leader's Admit
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
@@ -265,7 +275,7 @@ class AdaptationState(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, tag=True):
     """A sign of life of a replica's loop, with its load. Sent to every peer once a second."""
 
-    active: int  # requests that hold a slot
+    active: int  # requests that hold a slot, or whose grammar or adapter is being made ready
     waiting: int  # requests that wait for a slot or for KV pages
     slots: int
     request_ids: list[int]  # the receiver's requests among them; waiting ones last
@@ -294,6 +304,7 @@ Message = (
     | Commit
     | Beams
     | MemberLost
+    | LeaderLost
     | Join
     | Joined
     | LogitsRequest

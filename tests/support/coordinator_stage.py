@@ -47,7 +47,8 @@ class Stage:
         """Begin a request. Return the list to which its deltas are appended."""
         deltas: list[Delta] = []
         params = SamplingParams(max_tokens=max_tokens)
-        self.coordinator.submit(Request(ENDPOINT, prompt, params, speculate, request_id=request_id), deltas.append)
+        request = Request(ENDPOINT, prompt, params, speculate, request_id=request_id, arrived_at_s=0.0)
+        self.coordinator.submit(request, deltas.append)
         self.turn()
         return deltas
 

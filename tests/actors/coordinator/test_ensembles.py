@@ -3,7 +3,7 @@
 from typing import Any
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.wire.messages import Admit, Cancel, Failed, MemberLost, Message
+from actors.wire.messages import Admit, Cancel, Failed, LeaderLost, MemberLost, Message
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, decode, reports
@@ -65,3 +65,17 @@ def test_an_ensemble_whose_member_took_too_long_starts_again(stage: Stage) -> No
         assert deltas == []
     stage.say("t1", Failed(1, "member 'small' took too long", admission=3))
     assert "took too long" in str(deltas[-1].error)
+
+
+def test_members_are_told_when_a_request_leaves_its_leader(stage: Stage) -> None:
+    """The leader may be dead, and its rows would hold the members' slots until its silence is noticed."""
+    stage.set_replicas("t1", "d1")
+    submit_ensemble(stage)
+    assert stage.received("d1") == []
+    stage.set_replicas("t1", "t2", "d1")
+    stage.set_replicas("t2", "d1")
+    assert stage.received("d1") == [LeaderLost(1, "t1", 0)]
+    assert members_of(stage.received("t2")) == [["d1"]]
+    stage.coordinator.cancel(1)
+    stage.turn()
+    assert stage.received("d1") == [LeaderLost(1, "t2", 1)]

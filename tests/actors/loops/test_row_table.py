@@ -1,7 +1,10 @@
 """Rows get slots in order of admission, and pages from each other."""
 
+from concurrent.futures import Future
+from typing import cast
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +12,7 @@ from actors.loops.row import Row
 from actors.loops.row_table import RowTable
 from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit
+from decoding.grammars.structure import StructureState
 from decoding.sampling.params import SamplingParams
 from tests.support.properties import repeatable
 
@@ -159,7 +163,7 @@ def test_a_text_that_fills_the_memory_enters_alone() -> None:
     assert row.slot == 0
 
 
-def test_a_preempted_row_comes_back_first_and_takes_over_what_is_left() -> None:
+def test_a_preempted_row_comes_back_before_those_that_have_not_begun_and_takes_over_what_is_left() -> None:
     table, tables = make_table(2, capacity=32)
     rows = [make_row(i, tokens=[i] * 14) for i in range(4)]
     for row in rows:
@@ -183,7 +187,7 @@ def test_a_preempted_row_comes_back_when_another_ends() -> None:
     rows = [make_row(i, tokens=[i] * 14) for i in range(2)]
     for row in rows:
         table.add(row)
-    table.preempt(rows[1])
+    assert table.preempt_youngest()
     table.make_ready()
     assert rows[1].slot == -1
     table.remove(rows[0].key)
@@ -216,3 +220,121 @@ def test_pages_of_a_removed_row_are_known_and_free() -> None:
     again = make_row(2, tokens=list(range(16)))
     table.add(again)
     assert again.cached == 12
+
+
+def wide_row(request_id: int, slots: int) -> Row:
+    row = make_row(request_id)
+    row.slots_needed = slots
+    return row
+
+
+def active(table: RowTable[Row]) -> list[int]:
+    return [row.key[1] for row in table]
+
+
+def test_rows_enter_in_the_order_of_their_arrival_at_coordinators() -> None:
+    table = make_table(1)[0]
+    for request_id, arrived_at_s in ((5, 1.0), (7, 3.0), (6, 2.0), (1, 2.0)):
+        row = make_row(request_id)
+        row.arrived_at_s = arrived_at_s
+        table.add(row)
+    order = []
+    while len(table):
+        order += active(table)
+        table.remove(("c", order[-1]))
+    assert order == [5, 1, 6, 7]
+
+
+def test_a_row_that_needs_more_slots_than_are_free_lends_them() -> None:
+    """It enters as soon as the rows before it have ended, as if nobody had passed it."""
+    table = make_table(4)[0]
+    for row in (make_row(1), make_row(2), wide_row(3, 3), make_row(4), make_row(5), make_row(6)):
+        table.add(row)
+    assert active(table) == [1, 2, 4, 5]
+    table.make_ready()
+    assert active(table) == [1, 2, 4, 5]
+    table.remove(("c", 1))
+    assert active(table) == [2, 4, 5, 6]  # somebody may be in a forward, so nobody is preempted
+    table.make_ready()
+    assert active(table) == [2, 3]
+    table.remove(("c", 2))
+    assert active(table) == [3, 4]  # which had begun before others, but not by right
+    table.remove(("c", 3))
+    assert active(table) == [4, 5, 6]
+
+
+def test_no_more_rows_are_preempted_than_the_waiting_one_needs() -> None:
+    table = make_table(4)[0]
+    for row in (make_row(1), make_row(2), wide_row(3, 3), make_row(4), make_row(5)):
+        table.add(row)
+    for request_id in (1, 2):
+        table.remove(("c", request_id))
+    table.make_ready()
+    assert active(table) == [4, 3]
+
+
+@pytest.mark.parametrize(("pages", "together"), [(9, [3, 2]), (8, [2])])
+def test_a_row_for_which_there_are_too_few_pages_lends_them(pages: int, together: list[int]) -> None:
+    table, tables = make_table(4, capacity=24, pages=pages)
+    first, long, short = make_row(1, tokens=[1] * 15), make_row(2, tokens=[2] * 20), make_row(3, tokens=[3] * 3)
+    for row in (first, long, short):
+        table.add(row)
+        if row.slot >= 0:
+            compute(tables, row, 20)
+    assert active(table) == [1, 3]
+    table.make_ready()
+    assert active(table) == [1, 3]
+    table.remove(first.key)
+    table.make_ready()
+    assert active(table) == together
+
+
+def test_pages_that_a_borrower_shares_count_once() -> None:
+    """Its own pages are free once it leaves; those that others hold, too, are not."""
+    tables = make_table(3, capacity=24, pages=12)[1]
+    slots = [tables.take()[0] for _ in range(3)]
+    for slot in slots[:2]:
+        tables.reserve(slot, 0, 8)
+    tables.fork(slots[0], slots[2], 8)
+    assert tables.released_pages(slots[:1]) == set()
+    assert tables.released_pages(slots[1:]) == {tables.page(slots[1], column) for column in (0, 4)}
+    assert len(tables.released_pages(slots)) == 4
+    assert tables.allocator.available == 8
+
+
+def test_rows_whose_grammar_is_compiled_hold_no_slot_and_do_not_count_as_waiting() -> None:
+    table = make_table(1)[0]
+    first, second, grammar = make_row(1), make_row(2), cast(StructureState, object())
+    first.preparing = Future()
+    for row in (first, second):
+        table.add(row)
+    assert active(table) == [2]
+    assert (table.report("c").active, table.report("c").waiting, table.report("c").own_waiting) == (2, 0, 0)
+    assert table.is_preparing
+    table.remove(second.key)
+    first.preparing.set_result(grammar)
+    assert table.make_ready() == []
+    assert active(table) == [1]
+    assert first.structure is grammar
+    assert not table.is_preparing
+
+
+def test_the_grammar_of_a_row_that_is_gone_is_not_compiled() -> None:
+    table = make_table(1)[0]
+    row = make_row(1)
+    row.preparing = Future()
+    table.add(row)
+    table.remove(row.key)
+    assert row.preparing.cancelled()
+
+
+def test_a_row_whose_adapter_is_loaded_holds_no_slot() -> None:
+    table = make_table(1)[0]
+    first, second = make_row(1), make_row(2)
+    first.adapter_slot = None
+    for row in (first, second):
+        table.add(row)
+    assert active(table) == [2]
+    first.adapter_slot = 1
+    table.remove(second.key)
+    assert active(table) == [1]

@@ -29,18 +29,18 @@ class Stage:
         return cast(LoraWeights, SimpleNamespace(version=path, pairs=()))
 
     def begin(self, version: str) -> ServedRow:
-        """Begin a row that has a KV slot."""
+        """Begin a row."""
         adapter = Adapter(version, version, version)
         admit = Admit(self._count, [1], 1, SamplingParams(max_tokens=1), 0, drafter=False, adapter=adapter)
         row = ServedRow("c", admit)
-        row.slot, self._count = self._count, self._count + 1
+        self._count += 1
         self.table.begin(row)
         return row
 
-    def turn(self, now_s: float) -> None:
+    def turn(self) -> None:
         """Wait until all weights have been read, then make rows ready."""
         wait([held.reading for held in self.table._held.values() if held.reading is not None])
-        assert self.table.make_ready(now_s) == []
+        assert self.table.make_ready() == []
 
 
 def slots(rows: Sequence[ServedRow]) -> list[int | None]:
@@ -50,44 +50,56 @@ def slots(rows: Sequence[ServedRow]) -> list[int | None]:
 def test_an_adapter_that_waits_gets_a_slot_that_others_never_leave_idle() -> None:
     stage = Stage()
     first = stage.begin("a")
-    stage.turn(0.0)
-    other = stage.begin("b")
-    stage.turn(1.0)
+    stage.turn()
     second = stage.begin("a")
-    assert slots([first, other, second]) == [1, None, 1]
-    stage.turn(4.0)
+    other = stage.begin("b")
+    stage.turn()
     third = stage.begin("a")
-    stage.turn(5.0)
-    assert slots([first, other, second, third]) == [1, None, 1, None]
+    assert slots([first, second, other, third]) == [1, 1, None, None]
     stage.table.release(first)
+    stage.turn()
+    assert slots([other, third]) == [None, None]  # the second still needs it, though it may not have a KV slot
     stage.table.release(second)
-    stage.turn(6.0)
+    stage.turn()
     assert slots([other, third]) == [1, None]
     stage.table.release(other)
-    stage.turn(7.0)
+    stage.turn()
     assert slots([third]) == [1]
+
+
+def test_adapters_that_wait_get_slots_in_the_order_of_their_first_requests() -> None:
+    stage = Stage()
+    first, second, third = (stage.begin(version) for version in "abc")
+    later = stage.begin("b")
+    for row, others in ((first, [second, third]), (second, [third]), (third, [])):
+        stage.turn()
+        assert row.adapter_slot == 1
+        assert slots(others) == [None] * len(others)
+        stage.table.release(row)
+        if row is second:
+            assert later.adapter_slot == 1  # it came while both waited
+            stage.table.release(later)
 
 
 def test_rows_go_on_if_nobody_waits_for_their_adapters_slot_any_more() -> None:
     stage = Stage()
     first, other = stage.begin("a"), stage.begin("b")
-    for now_s in (0.0, 4.0):
-        stage.turn(now_s)
+    stage.turn()
     late = stage.begin("a")
     for row in (other, first):
         stage.table.release(row)
-    for now_s in (5.0, 6.0):
-        stage.turn(now_s)
+    for _ in range(2):
+        stage.turn()
     assert slots([late]) == [1]
 
 
 def test_weights_are_not_kept_for_rows_that_are_gone() -> None:
     stage = Stage()
     busy = stage.begin("a")
-    stage.turn(0.0)
+    stage.turn()
     for index in range(5):
         row = stage.begin(f"v{index}")
-        stage.turn(0.0)
+        stage.turn()
         stage.table.release(row)
     assert list(stage.table._held) == ["a"]
     stage.table.release(busy)
@@ -103,9 +115,9 @@ def test_weights_for_which_memory_ran_out_are_written_later() -> None:
 
     stage = Stage(write)
     row = stage.begin("a")
-    stage.turn(0.0)
+    stage.turn()
     assert row.adapter_slot is None
-    stage.turn(0.0)
+    stage.turn()
     assert row.adapter_slot == 1
 
 

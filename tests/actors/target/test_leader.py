@@ -178,3 +178,28 @@ def test_a_reply_for_which_memory_ran_out_is_asked_for_again(monkeypatch: pytest
     assert stage.send_as_member(*[Reported(1, 0, 4, [1])] * 3) == [request]
     stage.send_as_member(stage.reply(1, 0, 9))
     assert stage.committed == [9]
+
+
+def test_a_request_that_loses_its_slot_here_gives_up_those_elsewhere_until_it_has_one_again() -> None:
+    stage = Stage()
+    stage.admit()
+    stage.send(Admit(0, PROMPT, 4, SamplingParams(max_tokens=50, temperature=0), 0, drafter=False))
+    (request,) = stage.send_as_member(Joined(1))
+    assert stage.leader._rows.preempt_youngest()
+    received = stage.send_as_member(stage.reply(1, 0, token=11))
+    assert [type(message) for message in received] == [Cancel, Join]  # after a forward of the other request
+    assert 11 not in stage.committed
+    (again,) = stage.send_as_member(Joined(1))
+    assert isinstance(request, LogitsRequest)
+    assert isinstance(again, LogitsRequest)
+    assert again.step > request.step
+
+
+def test_members_are_invited_once_the_leader_has_a_slot() -> None:
+    stage = Stage()
+    plain = SamplingParams(max_tokens=40, temperature=0)
+    stage.leader._inbox._handle("coordinator", Admit(8, PROMPT, 4, plain, 0, drafter=False))
+    stage.leader._inbox._handle("coordinator", Admit(9, PROMPT, 4, plain, 0, drafter=False))
+    assert stage.admit() == []
+    (join,) = stage.send(Cancel(8))
+    assert isinstance(join, Join)

@@ -27,6 +27,7 @@ from actors.wire.messages import (
     Commit,
     Failed,
     Join,
+    LeaderLost,
     Message,
     Offer,
     ResendRequest,
@@ -95,6 +96,14 @@ def test_rows_of_members_do_not_count_when_speculation_is_judged() -> None:
     stage.send(Join(2, PROMPT, "leader", 4), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=3)
     assert len(stage.target._rows) == 2
     assert stage.target._planner.active_rows == 1
+
+
+def test_a_member_forgets_what_has_left_its_leader_but_not_what_came_back_to_it() -> None:
+    stage = Stage()
+    stage.send(*[Join(request_id, PROMPT, "leader", 4, admission=1) for request_id in (1, 2)], turns=3)
+    lost = [LeaderLost(1, "coordinator", 0), LeaderLost(2, "coordinator", 1), LeaderLost(3, "nobody", 0)]
+    stage.send(*lost, turns=1)
+    assert stage.target._rows.report("coordinator").request_ids == [1]
 
 
 @pytest.mark.parametrize("done", [1, 5, 11])

@@ -109,7 +109,7 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
     planner = new_planner()
     alone, leader = running_row(planner, 1), running_row(planner, 2)
-    leader.ensemble = EnsembleRounds(Ensemble("leader", [], EnsembleOptions()), 0.0)
+    leader.ensemble = EnsembleRounds(Ensemble("leader", [], EnsembleOptions()))
     for _ in range(100):
         for size in sizes:
             planner.note_step(size, cost(size))

@@ -10,21 +10,15 @@ from actors.target.rows import TargetRows
 from actors.wire.messages import Admit
 from decoding.sampling.params import SamplingParams
 
-PATIENCE_S = 5.0
-
 
 class PlainRow(ServedRow):
-    """A row that has read its text."""
-
     def __init__(self, request_id: int) -> None:
-        super().__init__("c", Admit(request_id, [1, 1, 1], 3, SamplingParams(max_tokens=5), 0, drafter=False))
-
-    def resume(self, count: int) -> None:
-        self.cached = len(self.tokens) - 1
+        admit = Admit(request_id, [1, 1, 1], 3, SamplingParams(max_tokens=5), 0, drafter=False)
+        super().__init__("c", admit)
 
 
 class EnsembleRow(PlainRow):
-    """The same, of a request that needs slots on several replicas."""
+    """A row of a request that needs slots on several replicas."""
 
     spans_replicas = True
     started = False
@@ -46,12 +40,11 @@ def active(table: TargetRows) -> Sequence[int]:
     return [row.key[1] for row in table]
 
 
-def test_the_youngest_blocked_row_makes_room_for_an_older_one_after_a_while() -> None:
-    table = add(EnsembleRow(3), EnsembleRow(4), EnsembleRow(2))
-    for now_s in (100, 100 + PATIENCE_S):
-        table.resolve_deadlock(now_s)
-        assert active(table) == [3, 4]
-    table.resolve_deadlock(100.1 + PATIENCE_S)
+@pytest.mark.parametrize("waiting", [EnsembleRow, PlainRow])
+def test_the_youngest_row_that_has_not_started_makes_room_for_an_older_one_at_once(waiting: type[PlainRow]) -> None:
+    table = add(EnsembleRow(3), EnsembleRow(4), waiting(2))
+    assert active(table) == [3, 4]  # a row may be in a forward
+    table.make_ready()
     assert active(table) == [3, 2]
 
 
@@ -61,30 +54,29 @@ def test_the_youngest_blocked_row_makes_room_for_an_older_one_after_a_while() ->
         (EnsembleRow(3), EnsembleRow(4), EnsembleRow(5)),
         (StartedRow(3), StartedRow(4), EnsembleRow(2)),
         (PlainRow(3), PlainRow(4), EnsembleRow(2)),
-        (EnsembleRow(3), EnsembleRow(4), PlainRow(2)),
     ],
-    ids=["a younger one waits", "both have started", "both are on one replica", "what waits needs one slot"],
+    ids=["a younger one waits", "both have started", "both are on one replica"],
 )
 def test_no_other_row_makes_room(rows: Sequence[ServedRow]) -> None:
     table = add(*rows)
-    for now_s in (100, 200):
-        table.resolve_deadlock(now_s)
+    table.make_ready()
     assert active(table) == [3, 4]
 
 
 def test_a_request_that_has_started_comes_before_older_ones() -> None:
     table = add(EnsembleRow(1), EnsembleRow(2), StartedRow(3))
-    for now_s in (100, 200):
-        table.resolve_deadlock(now_s)
+    table.make_ready()
     assert active(table) == [1, 3]
 
 
-def test_patience_begins_anew_with_each_time_that_a_row_is_blocked() -> None:
-    first, second = EnsembleRow(3), EnsembleRow(4)
-    table = add(first, second, EnsembleRow(2))
-    for now_s, cached in ((100, 2), (104, 0), (106, 2), (110, 2)):
-        first.cached = second.cached = cached  # with 0 they read their text
-        table.resolve_deadlock(now_s)
-        assert active(table) == [3, 4]
-    table.resolve_deadlock(112)
-    assert active(table) == [3, 2]
+def test_when_pages_run_out_requests_that_have_started_make_room_last_and_in_one_order() -> None:
+    rows = [StartedRow(4), StartedRow(3), EnsembleRow(1), PlainRow(2)]
+    table = TargetRows(PageTables(slots=4, capacity=8, page_size=4))
+    for row in rows:
+        table.add(row)
+    for _ in range(3):
+        assert table.preempt_youngest()
+    assert active(table) == [2]
+    table.note_forward()
+    table.make_ready()
+    assert active(table) == [2, 3, 4, 1]

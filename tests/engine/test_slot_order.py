@@ -1,0 +1,115 @@
+"""Requests get slots in one order on all replicas: none waits for another one that waits for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from transformers import PreTrainedModel
+
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.model.runner import Runner
+from decoding.beams.options import BeamOptions
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.sampling.params import SamplingParams
+from tests.support.models import VOCAB, tiny_model
+from tests.support.turns import Turns, has_ended
+
+MODELS: dict[str, PreTrainedModel] = {
+    "first": tiny_model("llama-gqa"),
+    "second": tiny_model("qwen3"),
+    "third": tiny_model("llama-gqa"),
+}
+PROMPTS = [[(5 * i + 3 * j + i * j) % VOCAB for j in range(10)] for i in range(24)]
+
+
+def endpoint(leader: str, *members: str) -> Endpoint:
+    return Endpoint(leader, leader, None, 0, decode=str, members=members, ensemble=EnsembleOptions())
+
+
+def requests(endpoints: Sequence[Endpoint], count: int, *, max_tokens: int = 16) -> list[Request]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    return [
+        Request(endpoints[i % len(endpoints)], PROMPTS[i], params, request_id=i, arrived_at_s=i) for i in range(count)
+    ]
+
+
+def turns(slots: int | dict[str, int], *, seed: int | None = None, pages: int | None = None) -> Turns:
+    """slots: of all models, or by model."""
+    by_model = slots if isinstance(slots, dict) else dict.fromkeys(MODELS, slots)
+    return Turns(
+        {
+            name: Runner(MODELS[name], slots=count, max_length=64, max_query=64, pages=pages)
+            for name, count in by_model.items()
+        },
+        seed=seed,
+    )
+
+
+def tokens(deltas: Sequence[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_leaders_of_each_others_members_take_no_longer_than_one_ensemble(slots: int) -> None:
+    there, back = endpoint("first", "second"), endpoint("second", "first")
+    needed = []
+    for endpoints in ([there], [there, back]):
+        stage = turns(slots)
+        answers = [stage.begin(request) for request in requests(endpoints, 12, max_tokens=8)]
+        needed.append(stage.finish(answers, at_most=3000))
+    alone, crossed = needed
+    assert crossed <= 1.25 * alone
+
+
+def mixed(stage: Turns) -> list[list[int]]:
+    """Answer ensembles in a circle, plain requests and beam searches at once. Returns the texts."""
+    kinds = [
+        endpoint("first", "second"),
+        endpoint("second", "third"),
+        endpoint("third", "first"),
+        endpoint("third", "second", "first"),
+        endpoint("first"),
+    ]
+    begun = [stage.begin(request) for request in requests(kinds, 15, max_tokens=30)]
+    search = replace(requests([endpoint("second")], 20, max_tokens=8)[-1], beams=BeamOptions(num_beams=3))
+    begun += [stage.begin(replace(search, request_id=request_id)) for request_id in (20, 21)]
+    stage.finish(begun, at_most=5000)
+    assert [deltas[-1].error for deltas in begun] == [None] * len(begun)
+    stage.take(4)
+    loads = [loop.load() for loop in stage.engine.loops.values()]
+    assert [(load.active, load.waiting) for load in loads] == [(0, 0)] * 3
+    return [tokens(deltas) for deltas in begun]
+
+
+def test_nobody_waits_for_ever_whatever_comes_first() -> None:
+    """With loops that take turns at random, and so few pages that rows are preempted all the time."""
+    expected = mixed(turns(20))
+    for seed in range(2):
+        stage = turns(3, seed=seed, pages=6)
+        assert mixed(stage) == expected
+        assert any(loop.times.preemptions for loop in stage.engine.loops.values())
+
+
+def test_requests_to_a_member_do_not_wait_for_ensembles_whose_leader_is_full() -> None:
+    stage = turns({"first": 1, "second": 4})
+    ensembles = [stage.begin(request) for request in requests([endpoint("first", "second")], 8)]
+    stage.take(6)
+    plain = Request(endpoint("second"), PROMPTS[9], SamplingParams(max_tokens=4, temperature=0), arrived_at_s=9)
+    stage.finish([stage.begin(plain)], at_most=10)
+    assert sum(bool(deltas) and has_ended(deltas[-1]) for deltas in ensembles) < 2
+    assert stage.engine.loops["second"].load().active == 1
+
+
+def test_a_leader_that_died_holds_no_slots_of_members() -> None:
+    stage = turns({"first": 2, "second": 2})
+    for request in requests([endpoint("first", "second")], 2):
+        stage.begin(request)
+    stage.take(8)
+    assert stage.engine.loops["second"].load().active == 2
+    stage.running.remove("first")
+    stage.engine.lose("first")
+    stage.take(3)
+    for request in requests([endpoint("first", "second")], 2):
+        stage.engine.coordinator.cancel(request.request_id)
+    stage.take(3)
+    assert stage.engine.loops["second"].load().active == 0
