@@ -82,7 +82,7 @@ def serving(
     """
     if not verbose:
         warnings.simplefilter("ignore")
-    _interrupt_at_sigterm()
+    _interrupt_at_signals()
     watch([StartProgress("Ray", "loading")])
     with _ray_exit_as_interrupt():
         if address is None:
@@ -92,7 +92,7 @@ def serving(
             _start_ray(config, verbose=verbose, log_level=log_level)
         else:
             _join_ray(address, verbose=verbose, log_level=log_level)
-    _interrupt_at_sigterm()  # Ray has set a handler that prints a stack trace
+    _interrupt_at_signals()  # Ray has set a handler that prints a stack trace
     import ray
 
     try:
@@ -162,10 +162,11 @@ def _in_a_line(what: str) -> Iterator[None]:
         raise UnavailableError(f"{what}: {reason[:_SHOWN_CHARACTERS]}") from error
 
 
-def _interrupt_at_sigterm() -> None:
-    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
+def _interrupt_at_signals() -> None:
+    """Let SIGTERM and SIGINT raise KeyboardInterrupt. Shells let a script's background jobs ignore SIGINT."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager

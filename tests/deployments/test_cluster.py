@@ -1,5 +1,6 @@
 """Messages about a failed start, and options of a local cluster. tests/server runs Ray itself."""
 
+import signal
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,15 @@ from typing import Any
 import pytest
 
 from decoding.errors import ConfigError, UnavailableError
-from deployments.cluster import _all_resources, _check_deployments, _check_port, _in_a_line, check_demand, failure
+from deployments.cluster import (
+    _all_resources,
+    _check_deployments,
+    _check_port,
+    _in_a_line,
+    _interrupt_at_signals,
+    check_demand,
+    failure,
+)
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
@@ -92,3 +101,17 @@ def test_errors_of_other_libraries_are_a_line() -> None:
         raise RuntimeError
     with pytest.raises(ConfigError, match=r"^ours$"), _in_a_line("no"):
         raise ConfigError("ours")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_end_a_server_that_a_script_starts_in_the_background(number: signal.Signals) -> None:
+    """Shells let such jobs ignore SIGINT, and Python then leaves it so."""
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        signal.signal(number, signal.SIG_IGN)
+        _interrupt_at_signals()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
