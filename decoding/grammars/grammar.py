@@ -4,28 +4,33 @@ The engine is llguidance (Earley parser over derivative-based lexers, https://gi
 Knows nothing of where tokenizers come from, or of drafts and models.
 """
 
+import ctypes
 import json
-from collections import OrderedDict
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Lock, Thread, stack_size
 from typing import TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 from decoding.errors import InvalidRequestError
+from decoding.grammars.gbnf import plain_gbnf
 from decoding.grammars.json_schema import strict
 from decoding.sampling.params import Structure, StructureKind
 
 # Maximum characters. Time and memory of a regular expression, also within a grammar, grow with its length squared.
 MAX_DEFINITION: dict[StructureKind, int] = {"json": 65_536, "choice": 65_536, "grammar": 16_384, "regex": 8_192}
 NO_TOKEN = "no token leads on to a match"
-# JSON may be indented, but endless whitespace must not match. JSON Schema can't express that.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+_TOO_DEEP = "it is nested too deeply"
 # A lexer state takes 1 to 2 KiB. Time per step stays at llguidance's own limit, about 20 ms.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
 # Compiling recurses along chains of rules. 8 MiB are too few for the longest that a definition can hold.
 _STACK_BYTES = 64 * 2**20
+_LEAST_BYTES = 2**18  # of a compiled grammar
+_PAGE_BYTES = resource.getpagesize()
 _stack_size = Lock()  # the stack size is a setting of the process
 
 T = TypeVar("T")
@@ -43,11 +48,13 @@ class Grammar:
         self.structure = structure
         self.tokenizer = tokenizer
         self.must_recompile = False  # set once a matcher failed, perhaps in the lexer that all matchers share
+        self.held_bytes = _LEAST_BYTES + len(structure.definition)  # grows with the lexer; an estimate
         notation = _notation(structure)
         try:
             self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
             if not self._matcher.is_error():
-                self._matcher.compute_bitmask()  # slow the first time
+                with self.count_memory():
+                    self._matcher.compute_bitmask()  # slow the first time
         except Exception as error:
             raise structure_error(structure, f"it can't be compiled: {error!r}") from error
         if self._matcher.is_error():
@@ -57,11 +64,22 @@ class Grammar:
         """Return a matcher at the start of an answer, for one thread at a time."""
         return self._matcher.deep_copy()
 
+    @contextmanager
+    def count_memory(self) -> Iterator[None]:
+        """Add the memory that this thread takes from the system meanwhile; llguidance does not tell what it holds."""
+        before = _page_faults()
+        try:
+            yield
+        finally:
+            self.held_bytes += (_page_faults() - before) * _PAGE_BYTES
+
     def error(self, matcher: LLMatcher) -> InvalidRequestError:
         """Return the error of a matcher that failed."""
         reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
         if reason == "NoExtensionBias":
             reason = NO_TOKEN
+        elif "recursion limit" in reason:
+            reason = _TOO_DEEP
         elif any(word in reason for word in ("limit", "too big", "too large", "too many")):
             reason = f"too complex ({reason})"
         return structure_error(self.structure, reason)
@@ -70,24 +88,33 @@ class Grammar:
 class GrammarCompiler:
     """Compiles structures for one tokenizer in a background thread, with an LRU cache."""
 
-    def __init__(self, tokenizer: LLTokenizer, *, capacity: int = 64) -> None:
-        """capacity: number of cached grammars, usually well below 1 MB each."""
+    def __init__(self, tokenizer: LLTokenizer, *, capacity_bytes: int = 64 * 2**20) -> None:
+        """capacity_bytes: of cached grammars. Most hold well below 1 MB; lexers of the worst grow to 100 MB."""
         self._tokenizer = tokenizer
-        self._capacity = capacity
-        self._grammars: OrderedDict[Structure, Future[Grammar]] = OrderedDict()  # least recently used first
+        self._capacity_bytes = capacity_bytes
+        self._grammars: dict[Structure, Future[Grammar]] = {}  # least recently used first
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def start(self, structure: Structure) -> Future[Grammar]:
         """Compile unless cached. The future raises what `Grammar` does. It is shared, so never cancel it."""
         with self._lock:
-            future = self._grammars.get(structure)
-            if future is None or (future.done() and (future.exception() is not None or future.result().must_recompile)):
-                future = self._grammars[structure] = self._pool.submit(Grammar, structure, self._tokenizer)
-            self._grammars.move_to_end(structure)
-            if len(self._grammars) > self._capacity:
-                self._grammars.popitem(last=False)
+            future = self._grammars.pop(structure, None)
+            if future is None or not _is_usable(future):
+                future = self._pool.submit(Grammar, structure, self._tokenizer)
+            self._grammars[structure] = future
+            self._drop_least_used()
         return future
+
+    def _drop_least_used(self) -> None:
+        """Keep those used last, as many as there is room for. Rows keep what they use until they end."""
+        held_bytes, kept = 0, len(self._grammars)
+        for structure in reversed([*self._grammars]):
+            held_bytes += _held_bytes(self._grammars[structure])
+            if held_bytes > self._capacity_bytes:
+                del self._grammars[structure]
+        if len(self._grammars) < kept:
+            self._pool.submit(_return_memory)  # else what grows into it would not be counted
 
     def compile(self, structure: Structure) -> Grammar:
         """Compile unless cached, and wait. Raises what `Grammar` does."""
@@ -96,6 +123,26 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the thread."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def _is_usable(future: Future[Grammar]) -> bool:
+    """Whether a grammar is being compiled, or was compiled and still works."""
+    return not future.done() or (future.exception() is None and not future.result().must_recompile)
+
+
+def _held_bytes(future: Future[Grammar]) -> int:
+    return future.result().held_bytes if future.done() and future.exception() is None else _LEAST_BYTES
+
+
+def _page_faults() -> int:
+    """Return how often this thread touched memory that the system had to bring."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+def _return_memory() -> None:
+    """Give free memory back to the system, where the C library is glibc."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def _notation(structure: Structure) -> str:
@@ -113,8 +160,10 @@ def _notation(structure: Structure) -> str:
             case "choice":
                 return _choice_notation(structure)
             case "grammar":
-                return grammar_from("grammar", definition)
-    except (ValueError, OverflowError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
+                return grammar_from("grammar", definition if is_lark_syntax(definition) else plain_gbnf(definition))
+    except RecursionError as error:
+        raise structure_error(structure, _TOO_DEEP) from error
+    except (ValueError, OverflowError) as error:  # JSON and Unicode errors are ValueErrors
         if isinstance(error, InvalidRequestError):
             raise
         raise structure_error(structure, str(error)) from error
@@ -124,7 +173,7 @@ def _json_notation(structure: Structure) -> str:
     schema = json.loads(structure.definition)
     if not isinstance(schema, dict):
         raise structure_error(structure, f"a schema is an object, not {structure.definition[:40]!r}")
-    return LLMatcher.grammar_from_json_schema(json.dumps(strict(schema)), defaults={"whitespace_pattern": _WHITESPACE})
+    return LLMatcher.grammar_from_json_schema(json.dumps(strict(schema)))
 
 
 def _choice_notation(structure: Structure) -> str:

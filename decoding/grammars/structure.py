@@ -113,7 +113,8 @@ class StructureState:
         """Compute, or return the fallback if the text has left the grammar. An engine error also ends the request."""
         if self._text_error is None:
             try:
-                return compute()
+                with self._grammar.count_memory():
+                    return compute()
             except InvalidRequestError as error:
                 self._text_error = error
             except Exception as error:

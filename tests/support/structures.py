@@ -30,6 +30,13 @@ def compiled(kind: StructureKind, definition: str) -> Grammar:
     return Grammar(Structure(kind=kind, definition=definition), tokenizer())
 
 
+def matches(grammar: Grammar, text: str) -> bool:
+    """Whether a text is a whole answer of the grammar."""
+    matcher = grammar.matcher()
+    tokens = tokenizer().tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
 def follow(grammar: Grammar, tokens: Sequence[int], *, vocab_size: int = VOCAB_SIZE) -> StructureState:
     """Return the grammar's state after an answer without a prompt."""
     return StructureState(grammar, tokens, 0, end_token_ids=(END,), vocab_size=vocab_size)

@@ -1,8 +1,10 @@
 """Invalid definitions are refused with field and reason; valid ones are compiled once."""
 
 import json
+import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from decoding.errors import InvalidRequestError
 from decoding.grammars.grammar import MAX_DEFINITION, Grammar, GrammarCompiler
 from decoding.sampling.params import Structure, StructureKind
-from tests.support.structures import tokenizer
+from tests.support.structures import NO_DRAFT, follow, matches, tokenizer
 
 WORD = Structure(kind="regex", definition="[a-z]+")
 
@@ -49,8 +51,9 @@ def chain(link: Callable[[str], dict[str, Any]]) -> str:
         ("json", '{"type": "object", "minProperties": 2}', "minProperties 2"),
         ("json", '{"type": "integer", "exclusiveMinimum": 1%s}' % ("0" * 400), "too large"),
         ("json", '{"const": "\\ud800"}', "hex escape"),
-        ("json", nested(200), "recursion"),
-        ("json", nested(5_000), "recursion"),
+        ("json", nested(200), "nested too deeply"),
+        ("json", nested(500), "nested too deeply"),
+        ("json", nested(5_000), "nested too deeply"),
         ("json", '{"enum": [' + "1," * 70_000 + "1]}", "140013 characters"),
         ("regex", "(ab", "unclosed group"),
         ("regex", r"(a)\1", "backreferences"),
@@ -66,6 +69,8 @@ def chain(link: Callable[[str], dict[str, Any]]) -> str:
         ("grammar", "start: " + "(" * 5_000 + '"a"' + ")" * 5_000, "nested"),
         ("grammar", 'start: "a" | other', "other"),
         ("grammar", "root ::= (", "GBNF"),
+        ("grammar", r'root ::= "\ud800"', "surrogates"),
+        ("grammar", r'root ::= "\U00110000"', "range"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(kind: StructureKind, definition: str, reason: str) -> None:
@@ -92,6 +97,7 @@ def test_what_cannot_be_compiled_is_refused(kind: StructureKind, definition: str
         ("regex", "(a|b)*a(a|b){200}"),
         ("regex", "a?" * 4_000),
         ("choice", json.dumps([f"choice {number}" for number in range(3_500)])),
+        ("choice", json.dumps([f"{number:03x}" for number in range(0x1000)] * 2)),
         ("grammar", "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(1_200)) + 'r1200: "a"'),
         ("grammar", "start: R0\n" + "".join(f'R{n}: ("z" R{n + 1})?\n' for n in range(700)) + 'R700: "a"'),
     ],
@@ -122,7 +128,7 @@ def test_a_fault_of_the_engine_is_an_error_and_no_wait_for_ever(
 
 
 def test_many_requests_share_one_compilation() -> None:
-    compiler = GrammarCompiler(tokenizer(), capacity=2)
+    compiler = GrammarCompiler(tokenizer())
     try:
         futures = [compiler.start(WORD) for _ in range(20)]
         assert len({id(future.result()) for future in futures}) == 1
@@ -132,16 +138,58 @@ def test_many_requests_share_one_compilation() -> None:
 
 
 def test_those_used_last_are_kept() -> None:
-    compiler = GrammarCompiler(tokenizer(), capacity=2)
+    word, number = WORD, Structure(kind="regex", definition="[0-9]+")
+    room = sum(Grammar(structure, tokenizer()).held_bytes for structure in (word, number))
+    compiler = GrammarCompiler(tokenizer(), capacity_bytes=room + room // 4)
     try:
-        word, number = compiler.compile(WORD), Structure(kind="regex", definition="[0-9]+")
-        compiled_number = compiler.compile(number)
-        assert compiler.compile(WORD) is word
+        compiled_word, compiled_number = compiler.compile(word), compiler.compile(number)
+        for grammar in (compiled_word, compiled_number):
+            grammar.held_bytes = room // 2
+        assert compiler.compile(word) is compiled_word
         compiler.compile(Structure(kind="regex", definition="x"))
-        assert compiler.compile(WORD) is word
+        assert compiler.compile(word) is compiled_word
         assert compiler.compile(number) is not compiled_number
     finally:
         compiler.close()
+
+
+def test_what_lexers_grow_to_is_counted_and_levels_off() -> None:
+    """Ten expressions whose lexers grow by 20 MB each, of which the process keeps about three."""
+    text = tokenizer().tokenize_str("hello world, the quick brown fox jumps over the lazy dog. " * 5)
+    compiler = GrammarCompiler(tokenizer())
+    resident_bytes = []
+    try:
+        for number in range(10):
+            grammar = compiler.compile(Structure(kind="regex", definition=f"(.*[a-m].{{{1500 + number}}}x)*"))
+            written: list[int] = []
+            state = follow(grammar, written)
+            for token in text:
+                written.append(token)
+                state.masks(NO_DRAFT)
+            resident_bytes.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
+    finally:
+        compiler.close()
+    assert grammar.held_bytes > 2**23
+    assert resident_bytes[-1] < max(resident_bytes[:5]) + 2**25
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (r'root ::= "\u00e9"', ["é"], ["u00e9"]),
+        (r'root ::= "\U0001F600" [\u00e8-\u00ea]', ["😀é"], ["😀e"]),
+        (r'root ::= "\x22\x5c\u005c\[x\]"', ['"\\\\[x]'], []),
+        (r"root ::= [\u005d\x2d\x5e\u0000]+", ["]-^\0"], ["\\"]),
+        (r'root ::= ["\\.]+ "." # "', ['".\\.'], ["x."]),
+        ("root ::= . [&&~~]", ["\n&", "a~"], ["a", "aa"]),
+        ("root ::= [^a]", ["\n", "é"], ["a"]),
+        ('start: "\\u00e9" | /[\\u00e9]b/', ["é", "éb"], ["b"]),
+    ],
+)
+def test_characters_by_their_number(grammar: str, right: list[str], wrong: list[str]) -> None:
+    made = Grammar(Structure(kind="grammar", definition=grammar), tokenizer())
+    assert [text for text in right if not matches(made, text)] == []
+    assert [text for text in wrong if matches(made, text)] == []
 
 
 def test_every_request_with_a_wrong_definition_is_told() -> None:
