@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from decoding.sampling.params import Structure
+from deployments.requests.fields import Items, JsonObject
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
 _ANY_OBJECT = '{"type": "object"}'
@@ -19,13 +20,18 @@ class JsonSchema(StrictModel):
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     strict: bool | None = None  # answers always follow the schema
 
 
 def structure_of(schema: dict[str, Any]) -> Structure:
     """Structure of JSON that follows a schema."""
-    return Structure(kind="json", definition=json.dumps(schema))
+    return Structure(kind="json", definition=_written(schema))
+
+
+def _written(value: object) -> str:
+    """Write JSON without escapes, since the characters are counted."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 class ResponseFormat(StrictModel):
@@ -56,9 +62,9 @@ class StructuredOutputs(StrictModel):
 
     always_strict = True
 
-    json_: Definition | dict[str, Any] | None = Field(None, alias="json")
+    json_: Definition | JsonObject | None = Field(None, alias="json")
     regex: Definition | None = None
-    choice: Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=1000)] | None = None
+    choice: Annotated[Items[Annotated[Text, Field(min_length=1)]], Field(min_length=1)] | None = None
     grammar: Definition | None = None
 
     @model_validator(mode="after")
@@ -75,11 +81,10 @@ class StructuredOutputs(StrictModel):
         if self.regex is not None:
             return Structure(kind="regex", definition=self.regex)
         if self.choice is not None:
-            return Structure(kind="choice", definition=json.dumps(self.choice))
+            return Structure(kind="choice", definition=_written(self.choice))
         if self.grammar is not None:
             return Structure(kind="grammar", definition=self.grammar)
-        schema = self.json_ if isinstance(self.json_, str) else json.dumps(self.json_)
-        return Structure(kind="json", definition=schema)
+        return Structure(kind="json", definition=self.json_ if isinstance(self.json_, str) else _written(self.json_))
 
 
 def _check_schema(text: str) -> None:

@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
 from deployments.requests.fields import Items, JsonObject
+from deployments.requests.structure_fields import structure_of
 from deployments.validation.strict import StrictModel, Text
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -186,7 +188,12 @@ class ToolUse(StrictModel):
         functions = {function.name: function for function in self._allowed_functions}
         if self.tool_choice.name is not None and self.tool_choice.name in functions:
             return _compact(functions[self.tool_choice.name].schema_or_any)
-        calls = [_call_schema(function) for function in functions.values()]
+        names = [_identifier(function.schema_or_any) for function in functions.values()]
+        bases = [
+            name if ":" in name and names.count(name) == 1 else f"tool:/{number}/{quote(name)}"
+            for number, name in enumerate(names)
+        ]
+        calls = [_call_schema(function, base) for function, base in zip(functions.values(), bases, strict=True)]
         single = self.parallel_tool_calls is False or not self.tool_choice.parallel
         bound = {"maxItems": 1} if single else {}
         return _compact({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound})
@@ -194,16 +201,31 @@ class ToolUse(StrictModel):
 
 def _compact(schema: dict[str, Any]) -> Structure:
     """Return the structure of JSON without blanks, on which small models may spend all their tokens."""
-    return Structure(kind="json", definition=json.dumps(schema | {"x-guidance": {"whitespace_flexible": False}}))
+    return structure_of(schema | {"x-guidance": {"whitespace_flexible": False}})
 
 
-def _call_schema(function: FunctionDefinition) -> dict[str, Any]:
+def _call_schema(function: FunctionDefinition, base: str) -> dict[str, Any]:
+    arguments = _document(function.schema_or_any, base)
     return {
         "type": "object",
-        "properties": {"name": {"const": function.name}, "arguments": function.schema_or_any},
+        "properties": {"name": {"const": function.name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _identifier(schema: dict[str, Any]) -> str:
+    """Return the URI that a schema gives itself, without a fragment; "": none. Draft 4 has `id`."""
+    return next((name.partition("#")[0] for key in ("$id", "id") if isinstance(name := schema.get(key), str)), "")
+
+
+def _document(schema: dict[str, Any], base: str) -> dict[str, Any]:
+    """Return a schema that can be a part of another, because its references are resolved against a base URI."""
+    document = {"$id": base, "id": base} | {key: value for key, value in schema.items() if key not in ("$id", "id")}
+    if "$ref" in document:  # drafts up to 7 ignore an identifier beside a reference
+        parts = document.get("allOf", [])
+        document["allOf"] = [*(parts if isinstance(parts, list) else [parts]), {"$ref": document.pop("$ref")}]
+    return document
 
 
 class ToolFields(ToolUse):

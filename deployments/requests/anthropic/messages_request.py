@@ -60,7 +60,7 @@ class OutputFormat(StrictModel):
     """Structure of the answer."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
 class OutputConfig(StrictModel):
