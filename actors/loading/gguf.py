@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
-_FORMAT = 3  # of the conversions; raised when they change
+_FORMAT = 4  # of the conversions; raised when they change
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers of the models of 27 B
 _SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
     "default",  # or missing: taken for GPT-2's, as transformers does
@@ -226,12 +226,20 @@ def _save_settings(file: Path, folder: Path) -> None:
     reader = GGUFReader(file)
     config = _config(file, reader)
     config.save_pretrained(folder)
-    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    generation = GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _end_tokens(reader) or generation.eos_token_id
+    generation.save_pretrained(folder)
     beside = _beside(file)
     for other in beside:
         shutil.copy(other, folder)
     if not beside:
         _tokenizer(file, reader).save_pretrained(folder)
+
+
+def _end_tokens(reader: "GGUFReader") -> list[int]:
+    """Return the tokens that end a text, a turn or a message, as far as a file names them."""
+    fields = [reader.get_field(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(int(field.contents()) for field in fields if field is not None))
 
 
 def _tokenizer(file: Path, reader: "GGUFReader") -> "PreTrainedTokenizerBase":

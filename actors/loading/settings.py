@@ -89,15 +89,20 @@ def read_header(path: str, revision: str | None = None, *, trust_remote_code: bo
     return config
 
 
-def load_sampling_defaults(path: str, revision: str | None = None) -> SamplingDefaults:
-    """Return the settings in a checkpoint's generation configuration, if it has one.
+def load_end_tokens(path: str, revision: str | None = None, *, trust_remote_code: bool = False) -> list[int]:
+    """Return the end tokens of a checkpoint's generation configuration, in their order."""
+    ends = _generation_config(path, revision, trust_remote_code=trust_remote_code).eos_token_id
+    return [] if ends is None else ends if isinstance(ends, list) else [ends]
+
+
+def load_sampling_defaults(
+    path: str, revision: str | None = None, *, trust_remote_code: bool = False
+) -> SamplingDefaults:
+    """Return the settings in a checkpoint's generation configuration.
 
     An explicit `do_sample: false` means temperature 0; without it, the request decides.
     """
-    try:
-        config = GenerationConfig.from_pretrained(settings_folder(path), revision=revision or "main")
-    except OSError:  # many checkpoints have none
-        return SamplingDefaults()
+    config = _generation_config(path, revision, trust_remote_code=trust_remote_code)
     return SamplingDefaults(
         temperature=0.0 if config.do_sample is False else config.temperature,
         top_k=config.top_k,
@@ -108,6 +113,18 @@ def load_sampling_defaults(path: str, revision: str | None = None) -> SamplingDe
         no_repeat_ngram_size=config.no_repeat_ngram_size,
         max_tokens=config.max_new_tokens,
     )
+
+
+def _generation_config(path: str, revision: str | None, *, trust_remote_code: bool) -> GenerationConfig:
+    """Return a checkpoint's generation configuration; without one what config.json says, as transformers does."""
+    try:
+        return GenerationConfig.from_pretrained(settings_folder(path), revision=revision or "main")
+    except OSError:  # many checkpoints have none
+        pass
+    try:
+        return GenerationConfig.from_model_config(read_header(path, revision, trust_remote_code=trust_remote_code))
+    except (ConfigError, OSError, ValueError):  # whoever needs the model says why it can't be read
+        return GenerationConfig()
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:

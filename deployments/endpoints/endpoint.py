@@ -54,6 +54,7 @@ class ServedEndpoint:
     decode_turn: Callable[[list[int]], str] | None = None  # of the assistant, with the special tokens that delimit it
     compressor: Compressor | None = None  # None: prompts can't be compressed
     parent: str | None = None  # of an adapter: the endpoint that it belongs to
+    default_max_tokens: int | None = None  # of an answer, where the interface names no number
     max_adapters: int = 0  # that may belong to it, if some may be loaded at run time
 
     def with_adapter(self, adapter: Adapter) -> "ServedEndpoint":
@@ -256,7 +257,7 @@ class ServedEndpoint:
                 f"{field}: has {length} tokens, but should have 1 to {self.context_length - 1}.", field=field
             )
         if wanted is None:
-            return min(body.default_max_tokens or room, room, most or room)
+            return min(body.default_max_tokens or self.default_max_tokens or room, room, most or room)
         if body.limit_is_upper_bound:
             return min(wanted, room, most or room)
         if wanted > room:

@@ -1,17 +1,19 @@
 """Loads the endpoints of a configuration: their tokenizers, limits and defaults, but no weights."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint
-from actors.loading.gguf import settings_folder
 from actors.loading.lora import read_lora
 from actors.loading.settings import (
+    SamplingDefaults,
     context_length,
     is_trimmed,
+    load_end_tokens,
     load_sampling_defaults,
     load_tokenizer,
     read_header,
@@ -39,6 +41,8 @@ from deployments.strategies.loading import load_strategy
 from deployments.tokenizers.response_templates import kept_tokens, response_template
 from deployments.tokenizers.text_decoder import text_decoder
 from deployments.tokenizers.token_decoder import TokenDecoder
+
+_log = logging.getLogger(__name__)
 
 
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
@@ -85,9 +89,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
     length = min(_context_length(config.models[model]) for model in (endpoint.target, *endpoint.others))
     colocated = endpoint.drafter in config.colocated_drafter_of(endpoint.target)
-    defaults = (
-        endpoint.defaults.with_defaults(_recommended(target)) if endpoint.generation_config else endpoint.defaults
-    )
+    recommended = _recommended(target) if endpoint.generation_config else SamplingDefaults()
     strategy_key = f"endpoints.{name}.strategy"
     return ServedEndpoint(
         endpoint=_endpoint(name, endpoint, text_decoder(tokenizer, vocab_size), colocated=colocated),
@@ -96,7 +98,8 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         token_decoder=TokenDecoder(tokenizer, vocab_size),
         context_length=length,
         eos_token_ids=eos_token_ids,
-        defaults=defaults,
+        defaults=endpoint.defaults.with_defaults(_sampling_fields(recommended)),
+        default_max_tokens=recommended.max_tokens,
         structures=StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
         strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
         through_text=through_text,
@@ -120,11 +123,16 @@ def _load_compressor(name: str, config: ServerConfig, target: PreTrainedTokenize
     return Compressor(name, tokenizer, _context_length(model), has_target_tokens=same)
 
 
-def _recommended(model: ModelConfig) -> SamplingFields:
-    """Sampling defaults of the checkpoint's generation configuration."""
-    given = load_sampling_defaults(locate(model.path), model.revision).given()
-    fields: dict[str, Any] = {name: value for name, value in given.items() if name in SamplingFields.model_fields}
-    return SamplingFields.model_construct(**fields)
+def _recommended(model: ModelConfig) -> SamplingDefaults:
+    return load_sampling_defaults(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
+
+
+def _sampling_fields(recommended: SamplingDefaults) -> SamplingFields:
+    """Return a checkpoint's recommendations as fields of a request."""
+    given: dict[str, Any] = recommended.given()
+    return SamplingFields.model_construct(
+        **{name: value for name, value in given.items() if name in SamplingFields.model_fields}
+    )
 
 
 def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, colocated: bool) -> Endpoint:
@@ -171,16 +179,15 @@ def _header(model: ModelConfig) -> PretrainedConfig:
 
 
 def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """EOS ids of the generation configuration and of the tokenizer."""
-    try:
-        revision = model.revision or "main"
-        configured = GenerationConfig.from_pretrained(
-            settings_folder(locate(model.path)), revision=revision
-        ).eos_token_id
-    except OSError:  # many checkpoints have none
-        configured = None
-    ids = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({int(eos) for eos in (*ids, tokenizer.eos_token_id) if eos is not None}))
+    """EOS ids of the generation configuration and of the tokenizer that are tokens of the model."""
+    ends = load_end_tokens(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
+    named = {int(eos) for eos in (*ends, tokenizer.eos_token_id) if eos is not None}
+    vocab_size = _vocab_size(model)
+    if unknown := sorted(end for end in named if not 0 <= end < vocab_size):
+        _log.warning(
+            "%s names end tokens that the model, of %d tokens, can't write: %s", model.path, vocab_size, unknown
+        )
+    return tuple(sorted(named.difference(unknown)))
 
 
 def _vocabulary(name: str, config: ServerConfig) -> Vocabulary:

@@ -10,11 +10,10 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from actors.loading.checkpoint import ModelSpec
-from actors.loading.gguf import settings_folder
-from actors.loading.settings import context_length, load_tokenizer, read_header
+from actors.loading.settings import context_length, load_end_tokens, load_tokenizer, read_header
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
@@ -148,12 +147,7 @@ def _without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
 
 def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that end a message."""
-    try:
-        named = GenerationConfig.from_pretrained(settings_folder(target)).eos_token_id
-    except OSError:  # many checkpoints have none
-        named = None
-    tokens = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
-    return sorted(token for token in tokens if isinstance(token, int))
+    return sorted({*load_end_tokens(target), tokenizer.eos_token_id} - {None})
 
 
 def _settings(target: str, texts: TextOptions) -> dict[str, object]:

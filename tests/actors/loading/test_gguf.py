@@ -32,6 +32,7 @@ from actors.loading.gguf import converted_folder, hub_file, is_converted, settin
 from actors.loading.settings import (
     context_length,
     is_trimmed,
+    load_end_tokens,
     load_sampling_defaults,
     load_tokenizer,
     read_header,
@@ -283,6 +284,19 @@ def test_a_tokenizer_beside_the_file_is_used(tmp_path: Path, model: LlamaForCaus
     assert load_tokenizer(path).encode("def main():") == load_tokenizer(str(BUNDLED)).encode("def main():")
     assert load_tokenizer(path).chat_template
     assert load_sampling_defaults(path).given() == {}
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [({"eos": 2}, [2]), ({"eos": 2, "eot": 5}, [2, 5]), ({"eos": 5, "eot": 5, "eom": 3}, [5, 3])]
+)
+def test_texts_turns_and_messages_end(
+    named: dict[str, int], expected: list[int], tmp_path: Path, model: LlamaForCausalLM
+) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        for end, token in named.items():
+            getattr(writer, f"add_{end}_token_id")(token)
+
+    assert load_end_tokens(str(write_gguf(tmp_path / "m.gguf", model, add=add))) == expected
 
 
 def write_with_tokenizer(folder: Path, model: LlamaForCausalLM, split: str | None) -> str:

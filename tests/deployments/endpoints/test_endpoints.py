@@ -1,5 +1,6 @@
 """Endpoints: vocabularies, EOS ids, chat templates."""
 
+import asyncio
 import json
 import random
 import shutil
@@ -105,7 +106,39 @@ def test_every_eos_id_ends_an_answer(copy: Path) -> None:
     config.models["target"].path = str(copy)
     assert load_endpoints(config)["consort"].eos_token_ids == (2, 5, 7)
     (copy / "generation_config.json").unlink()
-    assert load_endpoints(config)["consort"].eos_token_ids == (2,)
+    header = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    for named, expected in ([], (2,)), (7, (2, 7)), ([7, 5], (2, 5, 7)):  # the tokenizer's is 2
+        (copy / "config.json").write_text(json.dumps(header | {"eos_token_id": named or None}), encoding="utf-8")
+        assert load_endpoints(config)["consort"].eos_token_ids == expected
+
+
+def test_end_tokens_that_no_model_can_write_are_left_out(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (copy / "generation_config.json").write_text('{"eos_token_id": [5, 99999, -1]}', encoding="utf-8")
+    config = with_drafter(copy)
+    config.models["target"].path = str(copy)
+    served = load_endpoints(config)["consort"]
+    assert served.eos_token_ids == (2, 5)
+    assert "can't write: [-1, 99999]" in caplog.text
+    structured = completion(structured_outputs={"choice": ["yes"]})
+    (request,) = served.prepare(structured, seed=1)
+    assert request.params.structure is not None
+    asyncio.run(served.structures.check(request.params.structure, field="structured_outputs"))
+
+
+def test_the_longest_answer_that_a_checkpoint_recommends_is_the_default(copy: Path) -> None:
+    (copy / "generation_config.json").write_text('{"max_new_tokens": 40}', encoding="utf-8")
+    config = with_drafter(copy)
+    config.models["target"].path = str(copy)
+    served = load_endpoints(config)["consort"]
+    (asked,) = served.prepare(chat(), seed=1)
+    assert asked.params.max_tokens == 40
+    (asked,) = served.prepare(chat().model_copy(update={"max_tokens": 50}), seed=1)
+    assert asked.params.max_tokens == 50
+    (asked,) = served.prepare(completion(), seed=1)
+    assert asked.params.max_tokens == CompletionRequest.default_max_tokens
+    config.endpoints["consort"].generation_config = False
+    (asked,) = load_endpoints(config)["consort"].prepare(chat(), seed=1)
+    assert asked.params.max_tokens == served.context_length - len(asked.prompt)
 
 
 def chat() -> ChatRequest:
