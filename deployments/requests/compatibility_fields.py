@@ -1,14 +1,32 @@
 """Fields that clients send by habit. Values without effect are ignored; others are refused with a reason."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from deployments.requests.fields import Items, at_most, only, without_effect
-from deployments.validation.strict import StrictModel, Text
+from deployments.validation.strict import StrictModel, Text, wrong_field
 
 _NEWER = "send tools and tool_choice"
 _MOST_METADATA = 64  # entries; OpenAI takes 16
+_REFUSED: dict[str, tuple[tuple[object, ...], str]] = {  # by name: values that change nothing, what to send instead
+    "max_new_tokens": ((), "send max_tokens"),
+    "n_predict": ((-1,), "send max_tokens"),
+    "truncate_prompt_tokens": ((-1,), "send a prompt that fits"),
+    "stop_regex": (([], ""), "send stop"),
+    "logits_processors": (([],), "send logit_bias, bad_words or structured_outputs"),
+    "structural_tag": ((), "send structured_outputs"),
+    "guided_json_object": ((False,), 'send response_format: {"type": "json_object"}'),
+    "guided_whitespace_pattern": ((), "blanks can't be chosen"),
+}
+
+
+def check_others(fields: Mapping[str, Any]) -> None:
+    """Refuse fields of other servers that would change the answer. What only tunes them is ignored."""
+    for name, (harmless, advice) in _REFUSED.items():
+        if fields.get(name) is not None and not any(fields[name] == value for value in harmless):
+            raise wrong_field(name, f"is not supported and would change the answer; {advice}")
 
 
 class CompatibilityFields(StrictModel):

@@ -10,12 +10,12 @@ from decoding.beams.options import MAX_BEAMS
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
 from deployments.requests.beam_fields import BeamFields
-from deployments.requests.compatibility_fields import CompatibilityFields
+from deployments.requests.compatibility_fields import CompatibilityFields, check_others
 from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.requests.fields import MIN_TIMEOUT_S, Limit
 from deployments.requests.prompt_fields import ShortenedPrompt
 from deployments.requests.sampling_fields import SamplingFields
-from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
+from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs, with_structured_outputs
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
 _MAX_CHOICES = 128
@@ -83,6 +83,14 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     return_token_details: bool | None = Field(
         None, description="Every choice has `token_details`: each token's id, text and where it came from."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_of_other_servers(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        check_others(data)
+        return with_structured_outputs(data)
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> "GenerationRequest":

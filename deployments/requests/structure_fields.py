@@ -12,7 +12,30 @@ from deployments.validation.strict import StrictModel, Text, wrong_field
 _ANY_OBJECT = '{"type": "object"}'
 _MAX_CHARACTERS = 200_000
 
+_OTHER_NAMES = {  # of vLLM before 0.12, SGLang and llama.cpp
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+
 Definition = Annotated[Text, Field(min_length=1, max_length=_MAX_CHARACTERS)]
+
+
+def with_structured_outputs(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's fields with a structure that has the name of another server as `structured_outputs`."""
+    given = [name for name in _OTHER_NAMES if fields.get(name) is not None]
+    if not given:
+        return {name: value for name, value in fields.items() if name not in _OTHER_NAMES}
+    beside = [*given[1:], *(name for name in ("structured_outputs", "response_format") if fields.get(name) is not None)]
+    if beside:
+        raise wrong_field(given[0], f"has no place beside {beside[0]}; set one of them")
+    others = {name: value for name, value in fields.items() if name not in _OTHER_NAMES}
+    return {**others, "structured_outputs": {_OTHER_NAMES[given[0]]: fields[given[0]]}}
 
 
 class JsonSchema(StrictModel):

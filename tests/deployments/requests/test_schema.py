@@ -1,15 +1,20 @@
 """Parsed requests: forms of prompts, aliases, defaults."""
 
+import json
 from dataclasses import fields
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from decoding.grammars.grammar import MAX_DEFINITION
 from decoding.sampling.params import Structure
+from deployments.requests.anthropic.messages_request import MessagesRequest
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.responses.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest
+from deployments.validation.strict import IgnoredFields
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,77 @@ def test_an_endpoints_defaults_fill_what_is_open() -> None:
 )
 def test_structures(wanted: dict[str, object], kind: Any, definition: str) -> None:
     assert chat(**wanted).structure == Structure(kind=kind, definition=definition)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "definition"),
+    [
+        ("guided_json", {"a": 1}, "json", '{"a": 1}'),
+        ("guided_json", '{"a":1}', "json", '{"a":1}'),
+        ("json_schema", {"a": "é"}, "json", '{"a": "é"}'),
+        ("guided_regex", "a+", "regex", "a+"),
+        ("regex", "a+", "regex", "a+"),
+        ("guided_choice", ["yes", "é"], "choice", '["yes", "é"]'),
+        ("guided_grammar", 'start: "a"', "grammar", 'start: "a"'),
+        ("ebnf", 'root ::= "a"', "grammar", 'root ::= "a"'),
+        ("grammar", 'root ::= "a"', "grammar", 'root ::= "a"'),
+    ],
+)
+def test_structures_by_the_names_of_other_servers(name: str, value: object, kind: Any, definition: str) -> None:
+    wanted = Structure(kind=kind, definition=definition)
+    messages: dict[str, object] = {"messages": [{"role": "user", "content": "x"}], name: value}
+    requests: list[tuple[type[GenerationRequest], dict[str, object]]] = [
+        (CompletionRequest, {"prompt": "x", name: value, "strict": True}),
+        (ChatRequest, messages),
+        (ResponsesRequest, {"input": "x", name: value}),
+        (MessagesRequest, messages),
+    ]
+    for model, body in requests:
+        ignored = IgnoredFields()
+        request = model.model_validate(body, context=None if "strict" in body else ignored)
+        assert request.structure == wanted
+        assert name not in ignored.names
+        assert completion(**{name: None}).structure is None
+        for other in ({"structured_outputs": {"regex": "b"}}, {"response_format": {"type": "json_object"}}):
+            with pytest.raises(ValidationError, match="has no place beside"):
+                model.model_validate(body | other, context=ignored)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [
+        ("max_new_tokens", 5, None),
+        ("n_predict", 5, -1),
+        ("truncate_prompt_tokens", 5, -1),
+        ("stop_regex", "a", []),
+        ("logits_processors", ["x"], []),
+        ("structural_tag", {"a": 1}, None),
+        ("guided_json_object", True, False),
+        ("guided_whitespace_pattern", " ", None),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(name: str, value: object, harmless: object) -> None:
+    context = IgnoredFields()
+    with pytest.raises(ValidationError, match="would change the answer"):
+        CompletionRequest.model_validate({"prompt": "x", name: value}, context=context)
+    for given in (harmless, None):
+        CompletionRequest.model_validate({"prompt": "x", name: given}, context=context)
+    assert list(context.names) == [name]
+
+
+def test_what_only_tunes_other_servers_is_ignored() -> None:
+    context = IgnoredFields()
+    given = {"guided_decoding_backend": "xgrammar", "repeat_penalty": 1.1, "mirostat": 2, "ignore_this": None}
+    CompletionRequest.model_validate({"prompt": "x", **given}, context=context)
+    assert list(context.names) == list(given)
+
+
+def test_many_choices_are_taken_as_they_are() -> None:
+    choices = [f"é{number:04}" for number in range(5000)]
+    structure = completion(structured_outputs={"choice": choices}).structure
+    assert structure is not None
+    assert json.loads(structure.definition) == choices
+    assert len(structure.definition) <= MAX_DEFINITION["choice"]
 
 
 def test_best_of_needs_logprobs_inside() -> None:
