@@ -23,6 +23,7 @@ from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
+from deployments.configuration.mistakes import Mistakes
 from deployments.configuration.model import IS_CHECKOUT, ROOT, ModelConfig
 
 if TYPE_CHECKING:
@@ -373,10 +374,12 @@ def check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
         "GPU": ("num_gpus", sum((model.num_gpus or 0) * model.processes for model in models)),
         "CPU": ("num_cpus", sum(model.num_cpus * model.processes for model in models)),
     }
+    mistakes = Mistakes()
     for resource, (key, wanted) in demands.items():
         amount = available.get(resource, 0)
         if round(wanted, 4) > amount:  # Ray counts ten-thousandths
-            raise ConfigError(f"models: {key} of all replicas is {wanted:g} together, but this machine has {amount:g}")
+            mistakes.note(f"models: {key} of all replicas is {wanted:g} together, but this machine has {amount:g}")
+    mistakes.check()
 
 
 def _all_resources(config: ServerConfig) -> dict[str, float]:

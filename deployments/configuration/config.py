@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -13,6 +13,7 @@ from deployments.configuration.access.keys import environment_key
 from deployments.configuration.document import read_document
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
+from deployments.configuration.mistakes import Mistakes
 from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
 from deployments.configuration.names import Name, check_names
 from deployments.configuration.paths import (
@@ -23,13 +24,15 @@ from deployments.configuration.paths import (
     positions_of,
     read_header,
 )
-from deployments.configuration.roles import check_roles, parent_of_adapters, roles_in
+from deployments.configuration.roles import check_roles, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
-from deployments.validation.strict import StrictModel, problem_of
+from deployments.validation.strict import StrictModel, problems_of
 
 if TYPE_CHECKING:
     from actors.heads.spec import HeadsSpec
     from actors.replica.roles import Role
+
+_Part = TypeVar("_Part", bound=StrictModel)
 
 DEFAULT_CONFIG = ROOT / "deployments" / "default.yaml"
 ENSEMBLE_CONFIG = ROOT / "deployments" / "ensemble.yaml"  # an endpoint of each kind, of the bundled models
@@ -79,48 +82,105 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     """Check a parsed YAML document and return its configuration. folder: the base of relative paths.
 
     Raises:
-        ConfigError: a key is unknown, a value is wrong, or the parts don't fit together. The text names the key.
+        ConfigError: keys are unknown, values are wrong, or the parts don't fit together. The text names each key.
     """
-    try:
-        config = ServerConfig.model_validate(data)
-    except ValidationError as error:
-        path, problem = problem_of(error)
-        raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
-    check_names("endpoints", config.endpoints)
-    check_roles(config.models, config.endpoints)
-    for name, model in config.models.items():
-        check_names(f"models.{name}.adapters", model.adapters)
-    _check_devices(config)
-    _read_keys(config.http, folder)
-    config.http.tls = config.http.tls and config.http.tls.anchored(folder)
-    for name, endpoint in config.endpoints.items():
-        _check_defaults(name, endpoint)
-        if endpoint.heads is not None:
-            endpoint.heads.path = _anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")
-    for name, model in config.models.items():
-        model.path = _anchored(model.path, folder, key=f"models.{name}.path")
-        if model.adapter is not None:
-            model.adapter = _anchored(model.adapter, folder, key=f"models.{name}.adapter")
-        model.adapters = {
-            adapter: _anchored(path, folder, key=f"models.{name}.adapters.{adapter}")
-            for adapter, path in model.adapters.items()
-        }
+    mistakes = Mistakes()
+    config = _checked(data, folder, mistakes)
+    mistakes.check()
     return config
 
 
-def check_checkpoints(config: ServerConfig) -> None:
-    """Raise ConfigError if a model's folder lacks a file that is needed, or has fewer positions than `max_length`."""
+def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
+    """Return the configuration, or where there are mistakes the parts that are right by themselves."""
+    try:
+        config, is_sound = ServerConfig.model_validate(data), True
+    except ValidationError as error:
+        for path, problem in problems_of(error):
+            mistakes.note(f"{path or 'the configuration'}: {problem}")
+        config, is_sound = _sound_parts(data), False
+    models = data.get("models") if isinstance(data, dict) else None
+    known = missing_models(config.endpoints, models if isinstance(models, dict) else {}, mistakes)
+    for name, endpoint in config.endpoints.items():
+        _check_endpoint(name, endpoint, folder, mistakes)
+    if is_sound and known:
+        check_roles(config.models, config.endpoints, mistakes)
+        _check_devices(config, mistakes)
     for name, model in config.models.items():
-        folder = Path(locate(model.path))
-        if not folder.is_dir():
-            continue
-        with _naming(f"models.{name}.path"):
-            check_checkpoint(folder, safetensors_only=model.safetensors_only)
-            positions = positions_of(read_header(folder))
-        if positions is not None and model.max_length is not None and model.max_length > positions:
-            raise ConfigError(
-                f"models.{name}.max_length: is {model.max_length}, but the model has {positions} positions; lower it"
-            )
+        _check_model(name, model, folder, mistakes)
+    _check_http(config.http, folder, mistakes)
+    return config
+
+
+def _sound_parts(data: object) -> ServerConfig:
+    """Return the models and endpoints that are right by themselves, and the HTTP interface if it is."""
+    document = data if isinstance(data, dict) else {}
+
+    def sound(kind: type[_Part], entries: object) -> dict[str, _Part]:
+        parsed = {name: _parsed(kind, entry) for name, entry in (entries if isinstance(entries, dict) else {}).items()}
+        return {str(name): part for name, part in parsed.items() if part is not None}
+
+    return ServerConfig.model_construct(
+        models=sound(ModelConfig, document.get("models")),
+        endpoints=sound(EndpointConfig, document.get("endpoints")),
+        http=_parsed(HttpConfig, document.get("http", {})) or HttpConfig(),
+    )
+
+
+def _parsed(kind: type[_Part], data: object) -> _Part | None:
+    try:
+        return kind.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _check_endpoint(name: str, endpoint: EndpointConfig, folder: Path, mistakes: Mistakes) -> None:
+    """Note what is wrong with an endpoint by itself, and anchor its paths."""
+    with mistakes.noted():
+        check_names("endpoints", [name])
+    with mistakes.noted():
+        _check_defaults(name, endpoint)
+    if endpoint.heads is not None:
+        with mistakes.noted():
+            endpoint.heads.path = _anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")
+
+
+def _check_model(name: str, model: ModelConfig, folder: Path, mistakes: Mistakes) -> None:
+    """Note what is wrong with a model by itself, and anchor its paths."""
+    with mistakes.noted():
+        model.path = _anchored(model.path, folder, key=f"models.{name}.path")
+    if model.adapter is not None:
+        with mistakes.noted():
+            model.adapter = _anchored(model.adapter, folder, key=f"models.{name}.adapter")
+    for adapter, path in model.adapters.items():
+        with mistakes.noted():
+            check_names(f"models.{name}.adapters", [adapter])
+            model.adapters[adapter] = _anchored(path, folder, key=f"models.{name}.adapters.{adapter}")
+
+
+def _check_http(http: HttpConfig, folder: Path, mistakes: Mistakes) -> None:
+    """Replace the secrets of all keys by digests, add the key from the environment, and anchor the certificate."""
+    for name, key in http.api_keys.items():
+        with mistakes.noted():
+            http.api_keys[name] = key.digested(name, folder)
+    with mistakes.noted():
+        if (own := environment_key()) is not None:
+            http.add_key("environment", own)
+    with mistakes.noted():
+        http.tls = http.tls and http.tls.anchored(folder)
+
+
+def _check_checkpoint(name: str, model: ModelConfig) -> None:
+    """Raise ConfigError if a model's folder lacks a file that is needed, or has fewer positions than `max_length`."""
+    folder = Path(locate(model.path))
+    if not folder.is_dir():
+        return
+    with _naming(f"models.{name}.path"):
+        check_checkpoint(folder, safetensors_only=model.safetensors_only)
+        positions = positions_of(read_header(folder))
+    if positions is not None and model.max_length is not None and model.max_length > positions:
+        raise ConfigError(
+            f"models.{name}.max_length: is {model.max_length}, but the model has {positions} positions; lower it"
+        )
 
 
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
@@ -133,10 +193,13 @@ def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
     """
     if not path.exists() and (ROOT / path).is_file():
         path = ROOT / path
-    data = read_document(path)
+    data, mistakes = read_document(path), Mistakes()
+    config = _checked(data, path.resolve().parent, mistakes)
+    for name, model in config.models.items():
+        with mistakes.noted():
+            _check_checkpoint(name, model)
     with _naming(str(path)):
-        config = parse_config(data, folder=path.resolve().parent)
-        check_checkpoints(config)
+        mistakes.check()
     return config
 
 
@@ -174,17 +237,10 @@ def _check_defaults(name: str, endpoint: EndpointConfig) -> None:
         raise ConfigError(f"endpoints.{name}.defaults.{error}") from error
 
 
-def _read_keys(http: HttpConfig, folder: Path) -> None:
-    """Replace the secrets of all keys by digests, and add the key from the environment."""
-    http.api_keys = {name: key.digested(name, folder) for name, key in http.api_keys.items()}
-    if (key := environment_key()) is not None:
-        http.add_key("environment", key)
-
-
-def _check_devices(config: ServerConfig) -> None:
+def _check_devices(config: ServerConfig, mistakes: Mistakes) -> None:
     for name, model in config.models.items():
         if model.tensor_parallel > 1 and model.num_gpus == 0 and not (model.num_cpus or model.resources):
-            raise ConfigError(f"models.{name}.tensor_parallel: set num_cpus, which each of its devices gets")
-        gpus = config.models[model.colocated_with or name].num_gpus
+            mistakes.note(f"models.{name}.tensor_parallel: set num_cpus, which each of its devices gets")
+        gpus = config.models.get(model.colocated_with or name, model).num_gpus
         if model.device.startswith(("cuda", "balanced")) and gpus == 0:
-            raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")
+            mistakes.note(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from decoding.errors import ConfigError
+from deployments.configuration.mistakes import Mistakes
 
 _HINTS = {  # by a part of the parser's complaint
     "'\\t'": "indent with spaces, not tabs",
@@ -20,7 +21,7 @@ def read_document(path: Path) -> object:
     """Return what a YAML file says.
 
     Raises:
-        ConfigError: the file can't be read, is empty, is no YAML, or has a key twice.
+        ConfigError: the file can't be read, is empty, is no YAML, or has keys twice.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -34,8 +35,10 @@ def read_document(path: Path) -> object:
         raise ConfigError(f"can't read {path}: {_in_a_line(error)}") from error
     if root is None or data is None:
         raise ConfigError(f"{path}: the file is empty; it should have `models` and `endpoints`")
+    mistakes = Mistakes()
     for key, line in _repeated_keys(root, (), set()):
-        raise ConfigError(f"{path}: {key}: is there twice, again in line {line}; keep one of them")
+        mistakes.note(f"{path}: {key}: is there twice, again in line {line}; keep one of them")
+    mistakes.check()
     return data
 
 

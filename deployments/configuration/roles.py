@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from decoding.errors import ConfigError
 from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.mistakes import Mistakes
 from deployments.configuration.model import ModelConfig
 from deployments.validation.strict import nearest
 
@@ -36,35 +37,46 @@ def roles_in(endpoints: Collection[EndpointConfig]) -> dict[str, "Role"]:
     return roles | {drafter: "both" if drafter in roles else "drafter" for drafter in drafters}
 
 
-def check_roles(models: Models, endpoints: Endpoints) -> None:
-    """Raise ConfigError if an endpoint and its models don't fit together."""
+def missing_models(endpoints: Endpoints, models: Collection[str], mistakes: Mistakes) -> bool:
+    """Note the models that endpoints name and nobody has. Returns whether there are none."""
+    complete = True
     for name, endpoint in endpoints.items():
         drafter = [] if endpoint.drafter is None else [("drafter", endpoint.drafter)]
         compressor = [] if endpoint.compressor is None else [("compressor", endpoint.compressor)]
         for key, model in (*endpoint.named_models(), *drafter, *compressor):
             if model not in models:
+                complete = False
                 suggestion = nearest(model, models)
-                raise ConfigError(f"endpoints.{name}.{key}: there is no model {model!r}; {suggestion}")
+                mistakes.note(f"endpoints.{name}.{key}: there is no model {model!r}; {suggestion}")
+    return complete
+
+
+def check_roles(models: Models, endpoints: Endpoints, mistakes: Mistakes) -> None:
+    """Note where endpoints and their models, which are all there, don't fit together."""
+    for name, endpoint in endpoints.items():
         if endpoint.drafter == endpoint.target:
-            raise ConfigError(
+            mistakes.note(
                 f"endpoints.{name}.drafter: {endpoint.drafter!r} is also the target; name another model or none"
             )
     for name, config in models.items():
-        _check_colocated(name, config, models, endpoints)
+        with mistakes.noted():
+            _check_colocated(name, config, models, endpoints)
     roles = roles_in(endpoints.values())
     for name, role in roles.items():
-        model_config = models[name]
-        _check_adaptation(name, role, model_config)
-        if role == "both" and model_config.tensor_parallel > 1:
-            raise ConfigError(
+        with mistakes.noted():
+            _check_adaptation(name, role, models[name])
+        if role == "both" and models[name].tensor_parallel > 1:
+            mistakes.note(
                 f"models.{name}.tensor_parallel: a tensor-parallel model can't be target and drafter at once; "
                 "configure it twice, under two names"
             )
-    _check_heads(models, endpoints)
-    _check_adapters(models, endpoints)
-    unused = set(models) - set(roles)
-    if unused:
-        raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")
+    owners: dict[str, str] = {}  # endpoints with heads, by target
+    for name in endpoints:
+        with mistakes.noted():
+            _check_heads(name, models, endpoints, owners)
+    _check_adapters(models, endpoints, mistakes)
+    for name in sorted(set(models) - set(roles)):
+        mistakes.note(f"models.{name}: no endpoint uses it; remove it or name it in an endpoint")
 
 
 def _check_adaptation(name: str, role: "Role", model: ModelConfig) -> None:
@@ -84,22 +96,21 @@ def _check_adaptation(name: str, role: "Role", model: ModelConfig) -> None:
         raise ConfigError(f"models.{name}.adaptation: {reason}, or remove the key")
 
 
-def _check_heads(models: Models, endpoints: Endpoints) -> None:
-    """Raise ConfigError unless every target has at most one set of heads, and can have any."""
-    owners: dict[str, str] = {}  # endpoints with heads, by target
-    for name, endpoint in endpoints.items():
-        if endpoint.heads is None:
-            continue
-        key = f"endpoints.{name}.heads"
-        if endpoint.kind != "speculative":
-            raise ConfigError(f"{key}: heads know one model's choices; an endpoint that blends several can't have them")
-        if models[endpoint.target].tensor_parallel > 1:
-            raise ConfigError(
-                f"{key}: heads need all of {endpoint.target!r} in one process; set its tensor_parallel to 1"
-            )
-        other = owners.setdefault(endpoint.target, name)
-        if endpoints[other].heads != endpoint.heads:
-            raise ConfigError(f"{key}: {endpoint.target!r} has other heads in endpoints.{other}; it can load one set")
+def _check_heads(name: str, models: Models, endpoints: Endpoints, owners: dict[str, str]) -> None:
+    """Raise ConfigError unless an endpoint's target can have heads, and has no others.
+
+    owners: the first endpoint with heads of each target, among those before.
+    """
+    endpoint, key = endpoints[name], f"endpoints.{name}.heads"
+    if endpoint.heads is None:
+        return
+    if endpoint.kind != "speculative":
+        raise ConfigError(f"{key}: heads know one model's choices; an endpoint that blends several can't have them")
+    if models[endpoint.target].tensor_parallel > 1:
+        raise ConfigError(f"{key}: heads need all of {endpoint.target!r} in one process; set its tensor_parallel to 1")
+    other = owners.setdefault(endpoint.target, name)
+    if endpoints[other].heads != endpoint.heads:
+        raise ConfigError(f"{key}: {endpoint.target!r} has other heads in endpoints.{other}; it can load one set")
 
 
 def parent_of_adapters(target: str, endpoints: Endpoints) -> str | None:
@@ -108,22 +119,22 @@ def parent_of_adapters(target: str, endpoints: Endpoints) -> str | None:
     return next((name for name, config in endpoints.items() if config.target == target and config.kind in alone), None)
 
 
-def _check_adapters(models: Models, endpoints: Endpoints) -> None:
-    """Raise ConfigError if a model with adapters can't have any, or a name means two things."""
+def _check_adapters(models: Models, endpoints: Endpoints, mistakes: Mistakes) -> None:
+    """Note models with adapters that can't have any, and names that mean two things."""
     owners = dict.fromkeys(endpoints, "an endpoint")
     for name, model in models.items():
         if not model.adapter_slots:
             continue
         key = f"models.{name}.{'adapters' if model.adapters else 'adapters_at_run_time'}"
         if parent_of_adapters(name, endpoints) is None:
-            raise ConfigError(f"{key}: no endpoint has {name!r} as its `target`; only such endpoints have adapters")
+            mistakes.note(f"{key}: no endpoint has {name!r} as its `target`; only such endpoints have adapters")
         if model.tensor_parallel > 1:
-            raise ConfigError(f"{key}: a tensor-parallel model can't have any; set tensor_parallel to 1")
+            mistakes.note(f"{key}: a tensor-parallel model can't have any; set tensor_parallel to 1")
         if model.device == "balanced":
-            raise ConfigError(f"{key}: a model that is spread over GPUs can't have any; set device to auto")
+            mistakes.note(f"{key}: a model that is spread over GPUs can't have any; set device to auto")
         for adapter in model.adapters:
             if adapter in owners:
-                raise ConfigError(f"{key}.{adapter}: {owners[adapter]} has this name, too; take another")
+                mistakes.note(f"{key}.{adapter}: {owners[adapter]} has this name, too; take another")
             owners[adapter] = f"models.{name}.adapters"
 
 

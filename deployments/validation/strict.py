@@ -3,10 +3,10 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, LiteralString, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 _SHOWN_CHARACTERS = 60  # of a wrong value, in messages
 _SHOWN_NAMES = 12
@@ -59,11 +59,29 @@ class StrictModel(BaseModel):
             return data
         ignored = info.context
         if not isinstance(ignored, IgnoredFields) or cls.always_strict or len(unknown) > _MOST_UNKNOWN:
-            name = printable(str(unknown[0])[:_LONGEST_NAME])
-            raise wrong_field(name, f"is not known; {nearest(str(unknown[0]), known)}")
+            raise cls._mistakes(data, unknown, known, info)
         for key in unknown:
             ignored.note(str(key))
         return {key: value for key, value in data.items() if key in known}
+
+    @classmethod
+    def _mistakes(
+        cls, data: Mapping[Any, object], unknown: Sequence[object], known: set[str], info: ValidationInfo
+    ) -> ValidationError:
+        """Return an error with all mistakes: the unknown keys, then what is wrong with the others."""
+        lines: list[InitErrorDetails] = []
+        for key in map(str, unknown[:_MOST_UNKNOWN]):
+            name = printable(key[:_LONGEST_NAME])
+            lines.append({"type": wrong_field(name, f"is not known; {nearest(key, known)}"), "input": data})
+        try:
+            cls.model_validate({key: value for key, value in data.items() if key in known}, context=info.context)
+        except ValidationError as error:
+            for line in error.errors(include_url=False):
+                kind = PydanticCustomError(
+                    cast(LiteralString, line["type"]), "{shown}", {**line.get("ctx", {}), "shown": line["msg"]}
+                )
+                lines.append({"type": kind, "loc": line["loc"], "input": line["input"]})
+        return ValidationError.from_exception_data(cls.__name__, lines)
 
 
 def without_surrogates(text: str) -> str:
@@ -101,7 +119,20 @@ def wrong_field(field: str, problem: str) -> PydanticCustomError:
 
 def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Dotted path of the first wrong field in pydantic's list of errors, and the problem. Path "": the whole input."""
-    error = errors[0]
+    return _problem(errors[0])
+
+
+def problem_of(error: ValidationError) -> tuple[str, str]:
+    """Return `first_problem` of a ValidationError."""
+    return _problem(error.errors(include_url=False)[0])
+
+
+def problems_of(error: ValidationError) -> list[tuple[str, str]]:
+    """Return the path of each wrong field, and the problem, as in `first_problem`."""
+    return [_problem(each) for each in error.errors(include_url=False)]
+
+
+def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
     kind, reason, context = error["type"], _SUBJECT.sub("", error["msg"]), error.get("ctx", {})
     path = [str(part) for part in error["loc"]]
     if path and path[-1] == "[key]":  # a name that is wrong
@@ -116,11 +147,6 @@ def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     may_be_key = "api_keys" in path  # never repeat an API key
     shows_value = not may_be_key and kind not in _WITHOUT_VALUE
     return ".".join(path), f"{reason}, not {_shorten(error['input'])}" if shows_value else reason
-
-
-def problem_of(error: ValidationError) -> tuple[str, str]:
-    """Return `first_problem` of a ValidationError."""
-    return first_problem(error.errors(include_url=False))
 
 
 def _shorten(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Plausible mistakes in a configuration file: each gets one line that names the key and what to do."""
+"""Plausible mistakes in a configuration file: all of them get a line that names the key and what to do."""
 
 import shutil
 from pathlib import Path
@@ -127,9 +127,49 @@ def problem_of(text: str, folder: Path) -> str:
 )
 def test_a_mistake_gets_a_line(text: str, problem: str, folder: Path) -> None:
     message = problem_of(text, folder)
-    assert problem.replace("{home}", str(folder)) in message
-    assert "\n" not in message
+    assert any(problem.replace("{home}", str(folder)) in line for line in message.splitlines())
     assert "secret" not in message
+
+
+def test_all_mistakes_are_in_one_answer(folder: Path) -> None:
+    text = f"""models:
+  big: {{{MODEL}, slotz: 3, dtype: int3, replicas: 0}}
+  small: {{path: ./nowhere, adapter: ./lora}}
+  long: {{path: {DRAFTER}, max_length: 9000}}
+endpoints:
+  pair: {{target: big, drafter: small, draft_length: 99}}
+  other: {{target: bag, heads: {{path: ./heads, kind: medusa}}}}
+  health: {{target: long, defaults: {{top_p: 1.5}}}}
+http: {{port: 0, api_keys: {{me: {{env: NOT_SET}}}}}}
+"""
+    first, *lines = problem_of(text, folder).splitlines()
+    keys = [line.strip().split(": ")[0].split(" must ")[0] for line in lines]
+    assert sorted(keys) == [
+        "endpoints.health",
+        "endpoints.health.defaults.top_p",
+        "endpoints.other.heads.path",
+        "endpoints.other.target",
+        "endpoints.pair.draft_length",
+        "http.port",
+        "models.big.dtype",
+        "models.big.replicas",
+        "models.big.slotz",
+        "models.long.max_length",
+        "models.small.adapter",
+        "models.small.path",
+    ]
+    assert first.endswith("12 mistakes")
+
+
+def test_what_does_not_fit_together_is_in_one_answer_too(folder: Path) -> None:
+    text = VALID.replace("small: {", "unused: {path: ./nowhere}\n  small: {adaptation: {}, quantization: nf4, ")
+    text += "  third: {target: small}\n"
+    _, *lines = problem_of(text, folder).splitlines()
+    assert [line.strip().split(": ")[0] for line in lines] == [
+        "models.small.adaptation",
+        "models.unused",
+        "models.unused.path",
+    ]
 
 
 def test_what_is_no_mistake(folder: Path) -> None:
