@@ -92,7 +92,7 @@ SLOW = {
         "torch._dynamo",
         "sympy",
     },
-    "deployments.ui.cli": {"torch", "transformers", "ray", "fastapi"},
+    "deployments.ui.serving.server": {"torch", "transformers", "ray", "fastapi"},
     "deployments.app": {"torch", "transformers"},  # Serve's controller and the command import it
     "deployments.http.proxy": {"torch", "transformers", "ray"},
 }
@@ -104,3 +104,35 @@ def test_a_server_starts_without_slow_imports_where_they_are_not_needed(module: 
     process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.split() == []
+
+
+EVERY_HELP = """
+import contextlib, io, sys
+import click
+from deployments.ui.cli import main
+
+def show(command, names):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        command.main([*names, "--help"], standalone_mode=False)
+    assert "Usage: " in text.getvalue()
+
+def every(group, names):
+    yield names
+    for name, command in group.commands.items():
+        yield from every(command, [*names, name]) if isinstance(command, click.Group) else [[*names, name]]
+
+for names in every(main, []):
+    show(main, names)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+HELP_NEEDS = {"actors", "click", "consort", "decoding", "deployments", "evaluation", "rich", "training"}
+
+
+def test_no_help_text_imports_more_than_the_command_line_itself() -> None:
+    def packages(program: str) -> set[str]:
+        process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
+        return set(process.stdout.split())
+
+    own = packages('import sys\nprint(*{name.partition(".")[0] for name in sys.modules})')  # what an empty program has
+    assert packages(EVERY_HELP) - own - sys.stdlib_module_names - HELP_NEEDS == set()

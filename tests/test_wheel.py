@@ -157,7 +157,7 @@ def test_an_installation_knows_its_files(installation: Installation) -> None:
         assert "Usage: consort" in installation.run("consort", command, "--help")
     assert "models/smollm2-eagle3" in installation.run("consort", "models")
     assert "the configuration can be served" in installation.run("consort", "serve", "--dry-run", "models/tiny.yaml")
-    prompts = "from consort.deployments.ui.commands.bench import *; print(*read_prompts(DEFAULT_PROMPTS, 1))"
+    prompts = "from consort.deployments.ui.commands.bench import *; print(*read_prompts(None, 1))"
     assert installation.run("python", "-c", prompts).strip()
     assert "Usage: consort" in installation.run("python", "-m", "consort", "--help")
 

@@ -15,7 +15,7 @@ from deployments.configuration.names import RESERVED
 from deployments.planning.hub import is_hub_id
 from deployments.planning.model_size import config_json
 
-_BUNDLED = "smollm2"  # the name of the default configuration's target
+BUNDLED = "smollm2"  # the name of the default configuration's target
 _BUNDLED_ID = "huggingfacetb/smollm2-135m-instruct"
 _BUNDLED_SHAPE = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
 
@@ -89,7 +89,7 @@ def resolve(value: str, option: str) -> str:
 def name_of(path: str) -> str:
     """Return a name for a model, from its file or folder."""
     if path.startswith(PACKAGE) and path == _default_path():
-        return _BUNDLED
+        return BUNDLED
     stem = Path(path).stem if is_gguf(path) else Path(path).name
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "model"
     return f"model-{name}" if name in RESERVED else name
@@ -98,7 +98,7 @@ def name_of(path: str) -> str:
 def _bundled_heads() -> dict[str, Any]:
     """Return what the default configuration's endpoint has of heads. If the model is another, they will rest."""
     try:
-        heads = load_config(DEFAULT_CONFIG).endpoints[_BUNDLED].heads
+        heads = load_config(DEFAULT_CONFIG).endpoints[BUNDLED].heads
     except (ConfigError, KeyError):  # the model came from the Hub, and the bundled package is not installed
         return {}
     if heads is None:
@@ -108,7 +108,7 @@ def _bundled_heads() -> dict[str, Any]:
 
 def _default_path() -> str | None:
     try:
-        return load_config(DEFAULT_CONFIG).models[_BUNDLED].path
+        return load_config(DEFAULT_CONFIG).models[BUNDLED].path
     except (ConfigError, KeyError):
         return None
 

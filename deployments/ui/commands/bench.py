@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError
-from deployments.cluster import StartProgress
-from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config, parse_config
-from deployments.configuration.model import ROOT
-from deployments.ui.commands.progress import ProgressDisplay
 
 if TYPE_CHECKING:
+    from deployments.configuration.config import ServerConfig
     from deployments.ui.commands.profiling import Profile
 
-DEFAULT_PROMPTS = ROOT / "models" / "heldout.jsonl"
 _ENDPOINT = "bench"
 _SLOTS = 16  # the most streams that are measured
 _MAX_LENGTH = 512
@@ -36,7 +31,6 @@ _MAX_LENGTH = 512
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    default=TINY_CONFIG,
     help="Take the pair from a server's configuration; by default the bundled pair.",
 )
 @click.option(
@@ -50,23 +44,19 @@ _MAX_LENGTH = 512
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    default=DEFAULT_PROMPTS,
     help='Lines of text, or of {"prompt": …} in a .jsonl file; by default Python code.',
 )
 @click.option("--count", type=click.IntRange(1), default=16, show_default=True, help="Prompts to answer.")
 @click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens of each answer.")
 @click.option("--temperature", default=0.0, show_default=True, help="Of the answers, and of the drafts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.pass_context
 def bench(
-    context: click.Context,
-    /,
     target: str | None,
     drafter: str | None,
-    config_path: Path,
+    config_path: Path | None,
     endpoint: str | None,
     dtype: str | None,
-    prompts: Path,
+    prompts: Path | None,
     count: int,
     new_tokens: int,
     temperature: float,
@@ -77,7 +67,7 @@ def bench(
     if (target is None) != (drafter is None):
         raise click.UsageError("--target and --drafter go together")
     if target is not None and drafter is not None:
-        if context.get_parameter_source("config_path") is not ParameterSource.DEFAULT or endpoint is not None:
+        if config_path is not None or endpoint is not None:
             raise click.UsageError("give either --target and --drafter, or --config")
         config, name = pair_config(
             target,
@@ -104,7 +94,7 @@ def _options_of(role: str, model_options: Mapping[str, str | int | None]) -> dic
 
 def run_bench(
     console: Console,
-    config: ServerConfig,
+    config: "ServerConfig",
     endpoint: str,
     prompts: Sequence[str],
     *,
@@ -137,12 +127,14 @@ def run_bench(
 
 def pair_config(
     target: str, drafter: str, *, target_options: dict[str, Any], drafter_options: dict[str, Any]
-) -> tuple[ServerConfig, str]:
+) -> tuple["ServerConfig", str]:
     """Return a configuration of two models, and its endpoint. Options are keys of `models.NAME`; None for the default.
 
     Raises:
         ConfigError: an option is wrong, or there is no such folder.
     """
+    from deployments.configuration.config import parse_config
+
     models = {
         name: {"path": path, **_model_options(options)}
         for name, path, options in (("target", target, target_options), ("drafter", drafter, drafter_options))
@@ -151,12 +143,17 @@ def pair_config(
     return parse_config(document, folder=Path.cwd()), _ENDPOINT
 
 
-def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str]:
-    """Return a configuration and its endpoint of one model that drafts. endpoint: None for the first.
+def configured_pair(path: Path | None, endpoint: str | None) -> tuple["ServerConfig", str]:
+    """Return a configuration and its endpoint of one model that drafts. path: None for the bundled pair.
+
+    endpoint: None for the first.
 
     Raises:
         ConfigError: the configuration is wrong, or has no such endpoint.
     """
+    from deployments.configuration.config import TINY_CONFIG, load_config
+
+    path = path or TINY_CONFIG
     config = load_config(path)
     drafting = [
         name
@@ -172,12 +169,17 @@ def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str
     return config, wanted
 
 
-def read_prompts(path: Path, count: int) -> list[str]:
+def read_prompts(path: Path | None, count: int) -> list[str]:
     """Read the first prompts of a file: a .jsonl file has a "prompt" per line, any other file a text per line.
+
+    path: None for the bundled Python code.
 
     Raises:
         ConfigError: the file can't be read, or has no prompts.
     """
+    from deployments.configuration.model import ROOT
+
+    path = path or ROOT / "models" / "heldout.jsonl"
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()][:count]
         prompts = [json.loads(line)["prompt"] for line in lines] if path.suffix == ".jsonl" else lines
@@ -197,6 +199,9 @@ def _model_options(options: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def reporting(console: Console) -> Iterator[Callable[[str], None]]:
     """Yield a function that reports the step that begins; shows finished steps with their durations."""
+    from deployments.cluster import StartProgress
+    from deployments.ui.commands.progress import ProgressDisplay
+
     with ProgressDisplay(console, done="done") as display:
         yield lambda step: display.watch([StartProgress(step, "loading")])
         display.watch([])

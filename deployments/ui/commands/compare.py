@@ -7,14 +7,12 @@ import click
 from rich.console import Console
 
 from actors.model.thread_environment import compute_environment
-from deployments.configuration.config import ENSEMBLE_CONFIG
 from deployments.ui.commands.bench import read_prompts
-from deployments.ui.commands.comparison.report import configured_ensemble, run_compare
 from evaluation.prompts import MAX_TOKENS, PROMPTS
 
 
 @click.command(short_help="Is an ensemble better than its members alone?")
-@click.argument("config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), default=ENSEMBLE_CONFIG)
+@click.argument("config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), required=False)
 @click.option("--endpoint", help="Which of the configuration's endpoints; by default the first with members.")
 @click.option(
     "--prompts",
@@ -28,7 +26,7 @@ from evaluation.prompts import MAX_TOKENS, PROMPTS
 @click.option("--samples", type=click.IntRange(2, 32), default=5, show_default=True, help="For self-consistency.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, texts included, instead of a table.")
 def compare(
-    config_path: Path,
+    config_path: Path | None,
     endpoint: str | None,
     prompts: Path | None,
     count: int,
@@ -39,7 +37,10 @@ def compare(
     as_json: bool,
 ) -> None:
     """Write the same prompts with each member alone, with self-consistency and with the ensemble, side by side."""
-    config, name = configured_ensemble(config_path, endpoint)
+    from deployments.configuration.config import ENSEMBLE_CONFIG
+    from deployments.ui.commands.comparison.report import configured_ensemble, run_compare
+
+    config, name = configured_ensemble(config_path or ENSEMBLE_CONFIG, endpoint)
     texts = list(PROMPTS[:count]) if prompts is None else read_prompts(prompts, count)
     os.environ |= compute_environment(None)  # before torch is imported
     run_compare(

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import click
 
-from deployments.configuration.model import locate
-
 
 def located(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Return a model's folder or file on this machine. A click callback.
@@ -13,4 +11,6 @@ def located(context: click.Context, parameter: click.Parameter, value: str | Non
     Raises:
         ConfigError: as in `locate`.
     """
+    from deployments.configuration.model import locate  # imports pydantic, which `--help` does without
+
     return value if value is None or Path(value).exists() else locate(value)

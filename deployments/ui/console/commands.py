@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.client import DEFAULT_URL, Client
-from deployments.ui.console.conversation import Conversation, choose_model
 
 _INTERRUPTED = 130  # the shells' exit status after Ctrl-C
 _console = Console(highlight=False)
@@ -46,6 +45,7 @@ def chat(
 ) -> None:
     """Talk to a model. /help lists commands; Ctrl-C stops a reply, Ctrl-D or /quit ends."""
     from deployments.ui.console.chat import Chat  # these import pydantic and the line editor
+    from deployments.ui.console.conversation import Conversation, choose_model
     from deployments.ui.console.editor import PipeReader, TerminalEditor
 
     client = Client(url, api_key)
@@ -89,6 +89,7 @@ def complete(
 ) -> None:
     """Continue a text: PROMPT, or what standard input has."""
     from deployments.ui.console import complete as completing
+    from deployments.ui.console.conversation import choose_model
 
     if comparing and as_json:
         raise click.UsageError("--compare and --json don't go together")
@@ -125,6 +126,8 @@ def complete(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def compress(file: TextIO, url: str, api_key: str | None, model: str | None, as_json: bool, **options: object) -> None:
     """Shorten the text in FILE (- is standard input) by a small model's probabilities."""
+    from deployments.ui.console.conversation import choose_model
+
     client = Client(url, api_key)
     if options["rate"] is None and options["target_tokens"] is None:
         options["rate"] = 0.5

@@ -1,11 +1,12 @@
 """The options of `consort serve MODEL`, named as vLLM's where it has them. Knows no devices."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from deployments.planning.model_server import ModelServer
+if TYPE_CHECKING:
+    from deployments.planning.model_server import ModelServer
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 DTYPES = {"auto": "auto", "float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
@@ -53,8 +54,10 @@ def model_options(command: _Command) -> _Command:
     return command
 
 
-def model_server(model: str, options: Mapping[str, Any]) -> ModelServer:
+def model_server(model: str, options: Mapping[str, Any]) -> "ModelServer":
     """Return how to serve a model. options: those of `model_options`, by name."""
+    from deployments.planning.model_server import ModelServer
+
     given = {name: _VALUES.get(name, {}).get(value, value) for name, value in given_options(options).items()}
     shared = {key: given[name] for name, key in _SHARED_KEYS.items() if name in given}
     if given.get("device", "auto") != "auto":

@@ -1,7 +1,11 @@
-"""A plan in words, before anything is loaded."""
+"""A plan and a configuration in words, before anything is loaded."""
 
 from collections.abc import Iterator
 
+from rich.box import SIMPLE
+from rich.table import Table
+
+from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import ServerConfig
 from deployments.planning.plan import GIB, Assignment, Plan
 
@@ -14,6 +18,15 @@ def plan_lines(plan: Plan, config: ServerConfig) -> list[str]:
     models = sorted(plan.models.values(), key=lambda model: model.drafts_for is not None)
     lines = [_model_line(model, config) for model in models]
     return [*lines, *_draft_lines(config), *plan.notes]
+
+
+def configured_table(config: ServerConfig) -> Table:
+    """Return what clients can ask for, and the models behind it."""
+    table = Table("model", "target", "drafter", "draft length", "context", box=SIMPLE)
+    for entry in catalogue(config):
+        row = (entry.endpoint, entry.target, entry.drafter, entry.draft_length, entry.context_length or "–")
+        table.add_row(*map(str, row))
+    return table
 
 
 def _model_line(model: Assignment, config: ServerConfig) -> str:

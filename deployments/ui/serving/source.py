@@ -15,6 +15,7 @@ from deployments.configuration.config import ServerConfig, load_config, parse_co
 from deployments.configuration.model import PACKAGE, locate
 from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
+from deployments.planning.model_server import BUNDLED
 from deployments.planning.plan import GIB, Plan
 from deployments.planning.server_plan import plan_server, planned
 from deployments.ui.serving.options import flag, given_options, model_server
@@ -62,14 +63,14 @@ def read_source(argument: str | None, options: Mapping[str, Any]) -> Source:
 
     Args:
         argument: a file that ends in .yaml or .yml, "-" for YAML on standard input, or a model. None: the default
-            configuration or, with options, its target.
+            configuration or, with options, its target; so does its name, "smollm2".
         options: for a model, by name.
 
     Raises:
         ConfigError: the configuration is wrong, or there is no such model.
         click.UsageError: options for a model were given beside a configuration.
     """
-    given = given_options(options)
+    argument, given = as_argument(argument), given_options(options)
     is_file = argument is not None and (argument == STANDARD_INPUT or argument.lower().endswith((".yaml", ".yml")))
     if is_file and given:
         name = next(iter(given))
@@ -84,6 +85,12 @@ def read_source(argument: str | None, options: Mapping[str, Any]) -> Source:
     config = server.config()
     drafters = {endpoint.drafter for endpoint in config.endpoints.values() if endpoint.drafter is not None}
     return Source(config, frozenset(drafters), given.get("gpu_memory_utilization"))
+
+
+def as_argument(model: str | None) -> str | None:
+    """Return the argument for a model: None for the default one by its name."""
+    is_default = model is not None and model.lower() == BUNDLED and not Path(model).exists()
+    return None if is_default else model
 
 
 def default_model() -> str:

@@ -14,6 +14,7 @@ from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
 from deployments.ui import cli
 from deployments.ui.commands.progress import ProgressDisplay
+from deployments.ui.serving import server
 
 
 def invoke(*arguments: str) -> Result:
@@ -23,7 +24,8 @@ def invoke(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def _wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr(cli, "_console", Console(highlight=False))
+    for module in (cli, server):
+        monkeypatch.setattr(module, "_console", Console(highlight=False))
 
 
 def test_version_and_help() -> None:
@@ -98,7 +100,7 @@ def test_mistakes_are_one_message(tmp_path: Path) -> None:
 
 
 def test_host_and_port_override_the_file() -> None:
-    config = cli._with_http(load_config(TINY_CONFIG), host="0.0.0.0", port=9)
+    config = server._with_http(load_config(TINY_CONFIG), host="0.0.0.0", port=9)
     assert (config.http.host, config.http.port) == ("0.0.0.0", 9)
     assert load_config(TINY_CONFIG).http.port == 8000
 

@@ -13,6 +13,7 @@ from deployments.configuration.model import ROOT
 from deployments.planning.machine import Gpu, Machine
 from deployments.planning.plan import GIB
 from deployments.ui import cli
+from deployments.ui.serving import server
 
 TARGET, DRAFTER = str(ROOT / "models" / "target"), str(ROOT / "models" / "drafter")
 LAPTOP = Machine((), 2, 8 * GIB)
@@ -21,8 +22,8 @@ WORKSTATION = Machine((Gpu(0, 24 * GIB, 23 * GIB), Gpu(1, 24 * GIB, 23 * GIB)), 
 
 @pytest.fixture(autouse=True)
 def computer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "this_machine", lambda: LAPTOP)
-    monkeypatch.setattr(cli, "_console", Console(highlight=False))
+    monkeypatch.setattr(server, "this_machine", lambda: LAPTOP)
+    monkeypatch.setattr(server, "_console", Console(highlight=False))
 
 
 def invoke(*arguments: str, **options: Any) -> Result:
@@ -51,6 +52,29 @@ def test_a_model_and_its_drafter_become_a_configuration() -> None:
     assert printed(TARGET, "--max-queue-wait", "0")["http"] == {"max_queue_wait_s": 0}
 
 
+def test_the_default_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed("smollm2") == printed("SmolLM2") == printed()
+    assert printed("smollm2", "--draft-length", "2") == printed("--draft-length", "2")
+    monkeypatch.chdir(tmp_path)
+    Path("smollm2").symlink_to(TARGET)
+    assert printed("smollm2")["models"]["target"]["path"] == TARGET  # a folder of that name here
+
+
+def test_what_this_machine_lacks_is_said_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("this takes long")
+
+    for slow in ("fetch_all", "_check"):
+        monkeypatch.setattr(server, slow, fails)
+    file = tmp_path / "c.yaml"
+    model = f"{{path: {TARGET}, num_gpus: 1, num_cpus: 100000}}"
+    file.write_text(f"models: {{m: {model}}}\nendpoints: {{e: {{target: m}}}}\n", encoding="utf-8")
+    result = invoke("serve", str(file), "--dry-run")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: 2 mistakes\n  models: num_gpus of all replicas is 1 together, but this ")
+    assert "\n  models: num_cpus of all replicas is 100000 together" in result.output
+
+
 def test_a_draft_length_of_0_is_plain_decoding() -> None:
     assert printed(TARGET, "--draft-length", "0")["endpoints"]["target"]["draft_length"] == 0
 
@@ -66,7 +90,7 @@ def test_vllms_names_are_taken() -> None:
 
 
 def test_gpus_are_used_and_their_memory_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "this_machine", lambda: WORKSTATION)
+    monkeypatch.setattr(server, "this_machine", lambda: WORKSTATION)
     document = printed(TARGET, "--drafter", DRAFTER, "--gpu-memory-utilization", "0.5")
     assert {model["num_gpus"] for model in document["models"].values()} == {1}
     assert {model["memory_gib"] for model in document["models"].values()} == {12}
