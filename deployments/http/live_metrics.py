@@ -16,6 +16,7 @@ from deployments.endpoints.service import Service
 from deployments.http.server_status import ReplicaLoad, replica_loads
 from deployments.monitoring.exposition import with_coordinator
 from deployments.monitoring.metrics import ENDPOINT_LABELS, ENGINE
+from deployments.scaling.placement import Placement
 
 _REPLICA_LABELS = ("model", "role", "replica")
 
@@ -121,6 +122,16 @@ class LiveMetrics:
         for model, starts in self._service.replica_starts().items():
             family.add_metric((model,), starts)
         return family
+
+
+def replica_counts(placements: Mapping[str, Placement]) -> list[Metric]:
+    """Return how many replicas each model should have and has, by model."""
+    wanted = GaugeMetricFamily("consort:replicas_wanted", "Replicas that a model should have.", labels=("model",))
+    running = GaugeMetricFamily("consort:replicas_running", "Replicas of a model that are up.", labels=("model",))
+    for model, placement in placements.items():
+        wanted.add_metric((model,), placement.wanted)
+        running.add_metric((model,), placement.running)
+    return [wanted, running]
 
 
 def _replica_metric(name: str, text: str, values: Mapping[ReplicaLoad, float]) -> Metric:

@@ -39,7 +39,13 @@ from deployments.http.middleware.outcomes import OutcomeMiddleware
 from deployments.http.origins import cors_options
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
-from deployments.http.status_routes import AskOthers, add_status_routes, ask_nobody
+from deployments.http.status_routes import (
+    AskOthers,
+    AskPlacements,
+    add_status_routes,
+    ask_nobody,
+    no_placements,
+)
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
 from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.json_body import MAX_BODY_BYTES
@@ -89,6 +95,7 @@ def make_api(
     cors_origins: Sequence[str] | None = None,
     allowed_hosts: Sequence[str] | None = None,
     ask_others: AskOthers = ask_nobody,
+    ask_placements: AskPlacements = no_placements,
     drain: Drain | None = None,
     share_adapters: Share = share_with_nobody,
 ) -> FastAPI:
@@ -100,6 +107,7 @@ def make_api(
         cors_origins: pages that may use the server; None: those from this machine.
         allowed_hosts: names by which it may be asked; None: any.
         ask_others: returns the metrics of other coordinators, which /metrics shows too.
+        ask_placements: returns how many replicas each model should have and has.
         drain: by which the server is told to stop; None: it stops at once.
         share_adapters: tells other coordinators which adapters were loaded or unloaded here.
     """
@@ -124,7 +132,7 @@ def make_api(
     if allowed_hosts is not None:
         api.add_middleware(HostCheck, allowed=allowed_hosts)
     install_error_handlers(api)
-    add_status_routes(api, service, ask_others, drain)
+    add_status_routes(api, service, ask_others, ask_placements, drain)
     add_adapter_routes(api, service.adapters, share_adapters)
     add_page(api)
     _refuse_embeddings(api)

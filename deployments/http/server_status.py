@@ -1,5 +1,6 @@
 """Current state of the server for operators: requests, totals of endpoints, load of replicas."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from msgspec import structs
@@ -10,6 +11,7 @@ from actors.wire.messages import Report
 from deployments.configuration.roles import roles_in
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
+from deployments.scaling.placement import Placement
 
 
 class RequestCounts(BaseModel):
@@ -66,6 +68,15 @@ class Adaptation(BaseModel, frozen=True):
     acceptance_after: float | None  # share that its present weights would have drafted
 
 
+class ModelReplicas(BaseModel):
+    """How many replicas a model has."""
+
+    model: str
+    wanted: int
+    running: int
+    reason: str | None  # why fewer run than are wanted
+
+
 class ReplicaLoad(BaseModel, frozen=True):
     """Load of one replica by its latest report, up to a second old."""
 
@@ -90,11 +101,14 @@ class ServerStatus(BaseModel):
     requests: RequestCounts
     answer_cache: AnswerCache | None  # null: off
     endpoints: list[EndpointStatus]
+    models: list[ModelReplicas]  # empty while Serve's controller does not answer
     replicas: list[ReplicaLoad]
 
 
-def server_status(service: Service, *, version: str, uptime_s: float) -> ServerStatus:
-    """Build the current status."""
+def server_status(
+    service: Service, placements: Mapping[str, Placement], *, version: str, uptime_s: float
+) -> ServerStatus:
+    """Build the current status. placements: by model."""
     waiting, running = service.admission.counts()
     servable = service.servable_models()
     endpoints = [_endpoint(service, name, served, servable) for name, served in service.endpoints.items()]
@@ -105,6 +119,7 @@ def server_status(service: Service, *, version: str, uptime_s: float) -> ServerS
         requests=RequestCounts(running=running.total(), waiting=waiting.total(), max=service.max_requests),
         answer_cache=_answer_cache(service) if service.cache.is_enabled else None,
         endpoints=endpoints,
+        models=[ModelReplicas(model=model, **asdict(placement)) for model, placement in placements.items()],
         replicas=replica_loads(service),
     )
 

@@ -1,7 +1,7 @@
 """Routes about the server: endpoints, health, version, metrics. Makes no text."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
@@ -16,12 +16,14 @@ from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_templates import TemplateList
 from deployments.endpoints.service import Service
 from deployments.http.drain import Drain
-from deployments.http.live_metrics import LiveMetrics
+from deployments.http.live_metrics import LiveMetrics, replica_counts
 from deployments.http.server_status import ServerStatus, server_status
 from deployments.monitoring.exposition import exposition
+from deployments.scaling.placement import Placement
 from deployments.validation.errors import ErrorBody
 
 AskOthers = Callable[[], Awaitable[list[list[Metric]]]]
+AskPlacements = Callable[[], Awaitable[Mapping[str, Placement]]]  # by model
 
 
 class ModelCard(BaseModel):
@@ -73,7 +75,14 @@ async def ask_nobody() -> list[list[Metric]]:
     return []
 
 
-def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, drain: Drain) -> None:
+async def no_placements() -> Mapping[str, Placement]:
+    """Return nothing: nobody places replicas."""
+    return {}
+
+
+def add_status_routes(
+    api: FastAPI, service: Service, ask_others: AskOthers, ask_placements: AskPlacements, drain: Drain
+) -> None:
     """Add /health, /ready, /version, /metrics, /v1/status and /v1/models."""
     created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
 
@@ -96,13 +105,14 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, dra
 
     @api.get("/v1/status")
     async def status() -> ServerStatus:
-        """Requests, totals of endpoints, load of replicas."""
-        return server_status(service, version=_version(), uptime_s=time.monotonic() - began_s)
+        """Requests, totals of endpoints, replicas that are wanted and their load."""
+        return server_status(service, await ask_placements(), version=_version(), uptime_s=time.monotonic() - began_s)
 
     @api.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics of all coordinators in Prometheus' format, under vLLM's names."""
-        parts = [live.shared(), live.own(), *await ask_others()]
+        placed = replica_counts(await ask_placements())
+        parts = [live.shared(), placed, live.own(), *await ask_others()]
         return Response(exposition(parts), media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models/", include_in_schema=False)  # else the route of one endpoint takes it

@@ -20,6 +20,7 @@ from deployments.replicas.environment import share_interpreter, uncollected
 from deployments.replicas.ledger import Ledger, settle
 from deployments.replicas.model_replica import ModelReplica
 from deployments.replicas.names import APP_NAME, COORDINATOR, deployment_name
+from deployments.scaling.placement import placements
 from deployments.scaling.scaler import set_replicas
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class CoordinatorIngress:
         metrics = Metrics(link.name, context_length=context_length)
         coordinator = Coordinator(link, max_requests=limits.max_requests, on_step=metrics.record_step)
         self._http, self._roles, self._drain = config.http, config.roles(), Drain()
+        self._deployments = {model: deployment_name(model, role) for model, role in self._roles.items()}
         self._asks: list[AddressQuery] = []
         shared = None if ledger is None else SharedLimits(link.name, partial(settle, ledger))
         self._service = Service(
@@ -128,6 +130,7 @@ class CoordinatorIngress:
             cors_origins=self._http.cors_origins,
             allowed_hosts=self._http.host_names,
             ask_others=self._ask_others,
+            ask_placements=partial(placements, APP_NAME, self._deployments),
             drain=self._drain,
             share_adapters=self._adapters.share,
         )
@@ -153,7 +156,7 @@ class CoordinatorIngress:
         return await self._drain.run(self._http.drain_s)
 
     async def _scale(self, model: str, count: int) -> None:
-        await set_replicas(APP_NAME, deployment_name(model, self._roles[model]), count)
+        await set_replicas(APP_NAME, self._deployments[model], count)
 
     def check_health(self) -> None:
         """Serve's health check; raises if the coordinator's loop or a task that should run for ever has ended."""

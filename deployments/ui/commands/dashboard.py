@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from decoding.errors import DeadlineError, OverloadedError, UnavailableError
 from deployments.ui.commands.status import EndpointStatus, ReplicaStatus, Status, StatusReader
 
 _BAR_WIDTH = 10  # characters
+_UNLIMITED = 10_000  # characters
 _AWAY = (DeadlineError, OverloadedError, UnavailableError)
 _RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")
 
@@ -44,8 +46,11 @@ def show(status: Status, console: Console, *, as_json: bool) -> None:
 
 
 def render(status: Status) -> RenderableType:
-    """Render the status for terminals with at least 80 columns."""
-    parts: list[RenderableType] = [_headline(status), Text(), _endpoints(status)]
+    """Render the status: as tables, or where a terminal is too narrow for whole names, as lines."""
+    short = [count for count in status.counts if count.running < count.wanted]
+    parts: list[RenderableType] = [_headline(status, is_complete=not short), Text(), _endpoints(status)]
+    if short:
+        parts += [Text(), *(Text(f"{count.model}: {count.words}", style="yellow") for count in short)]
     if status.replicas is None:
         down = [name for name, up in status.models.items() if not up]
         parts += [Text(), Text(f"not up: {', '.join(down)}", style="yellow")] if down else []
@@ -61,9 +66,9 @@ def _current(reader: StatusReader) -> RenderableType:
         return Text(str(error), style="red")
 
 
-def _headline(status: Status) -> Text:
+def _headline(status: Status, *, is_complete: bool) -> Text:
     line = Text.assemble(_mark(status.ready), " ", (status.url, "bold"))
-    line.append(" ready" if status.ready else " loading")
+    line.append((" ready" if is_complete else " ready, incomplete") if status.ready else " loading")
     if status.running is not None:
         line.append(f" · {status.running} running, {status.waiting} waiting")
     if status.version is not None:
@@ -71,15 +76,13 @@ def _headline(status: Status) -> Text:
     return line
 
 
-def _endpoints(status: Status) -> Table:
+def _endpoints(status: Status) -> "_Listing":
     has_rates = any(endpoint.rates is not None for endpoint in status.endpoints)
-    table = _table("", "model", "target", "drafter")
-    for heading in _RATE_HEADINGS if has_rates else ():
-        table.add_column(heading, justify="right", no_wrap=True)
+    listing = _Listing("model", ("target", "drafter"), _RATE_HEADINGS if has_rates else ())
     for endpoint in status.endpoints:
-        names = (endpoint.name, endpoint.target, endpoint.drafter or "–")
-        table.add_row(_mark(endpoint.ready), *map(Text, names), *_rate_cells(endpoint))
-    return table
+        cells = (endpoint.target, endpoint.drafter or "–", *_rate_cells(endpoint))
+        listing.add(endpoint.name, cells, ready=endpoint.ready)
+    return listing
 
 
 def _rate_cells(endpoint: EndpointStatus) -> tuple[str, ...]:
@@ -99,23 +102,38 @@ def _cell(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _replicas(replicas: Sequence[ReplicaStatus]) -> Table:
-    table = _table("", "replica", "role", "load")
-    for heading in ("running", "waiting", "slots"):
-        table.add_column(heading, justify="right")
-    table.add_column("drafts")
+def _replicas(replicas: Sequence[ReplicaStatus]) -> "_Listing":
+    listing = _Listing("replica", ("role", "drafts", "load"), ("running", "waiting", "slots"))
     for replica in replicas:
         drafts = "–" if replica.drafting is None else "wanted" if replica.drafting else "not wanted"
         counts = (str(replica.running), str(replica.waiting), str(replica.slots))
-        table.add_row(_mark(ready=True), Text(replica.name), replica.role, _bar(replica), *counts, drafts)
-    return table
+        listing.add(replica.name, (replica.role, drafts, _bar(replica), *counts))
+    return listing
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+class _Listing:
+    """A table or, where its rows are wider than the terminal, two lines for each row. Names are never broken."""
+
+    def __init__(self, name: str, texts: Sequence[str], numbers: Sequence[str]) -> None:
+        self._headings = (name, *texts, *numbers)
+        self._table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for heading in ("", name, *texts):
+            self._table.add_column(heading, no_wrap=True)
+        for heading in numbers:
+            self._table.add_column(heading, justify="right", no_wrap=True)
+        self._lines: list[Text] = []
+
+    def add(self, name: str, cells: Sequence[str | Text], *, ready: bool = True) -> None:
+        self._table.add_row(_mark(ready), Text(name), *(Text.assemble(cell) for cell in cells))
+        self._lines.append(Text.assemble(_mark(ready), " ", name))
+        parts = (
+            Text.assemble((heading, "dim"), " ", cell) for heading, cell in zip(self._headings[1:], cells, strict=True)
+        )
+        self._lines.append(Text("  ") + Text(" · ").join(parts))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = Measurement.get(console, options.update(width=_UNLIMITED), self._table).maximum
+        yield from [self._table] if width <= options.max_width else self._lines
 
 
 def _mark(ready: bool) -> Text:

@@ -1,6 +1,7 @@
 """Read a server's status over HTTP. Must not know how it is shown."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -9,6 +10,7 @@ from decoding.errors import UnavailableError
 from deployments.client import Client
 
 Document = Mapping[str, Any]
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,21 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaCount:
+    """How many replicas a model should have and has. reason: why fewer run than are wanted."""
+
+    model: str
+    wanted: int
+    running: int
+    reason: str | None
+
+    @property
+    def words(self) -> str:
+        """The counts and the reason in words."""
+        return f"{self.running} of {self.wanted} replicas" + (f", {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of a server. None: the server does not report it."""
 
@@ -55,9 +72,33 @@ class Status:
     models: Mapping[str, bool]  # whether a replica is up
     endpoints: Sequence[EndpointStatus]
     replicas: Sequence[ReplicaStatus] | None = None
+    counts: Sequence[ReplicaCount] = ()
     running: int | None = None
     waiting: int | None = None
     version: str | None = None
+
+
+def wait_for_replicas(
+    client: Client, model: str, replicas: int, report: Callable[[str], None], *, timeout_s: float
+) -> None:
+    """Wait until a model has so many replicas, and report what they wait for whenever that changes.
+
+    Raises:
+        UnavailableError: it has not so many in time, or the server does not say.
+    """
+    ends_at_s, last = time.monotonic() + timeout_s, None
+    while True:
+        counts = StatusReader(client).read().counts
+        count = next((count for count in counts if count.model == model), None)
+        if count is not None and count.wanted == count.running == replicas:
+            return
+        state = "the server does not say how many run" if count is None else count.words
+        if time.monotonic() > ends_at_s:
+            raise UnavailableError(f"{model}: not {replicas} replica(s) after {timeout_s:g} s: {state}")
+        if state != last:
+            report(f"{model}: {state}")
+        last = state
+        time.sleep(_POLL_S)
 
 
 class StatusReader:
@@ -100,6 +141,7 @@ def _status(url: str, document: Document, last: Document | None) -> Status:
         models=_models(document["endpoints"], {replica.model for replica in replicas}),
         endpoints=[_endpoint(endpoint, document["uptime_s"], last) for endpoint in document["endpoints"]],
         replicas=replicas,
+        counts=[ReplicaCount(**count) for count in document.get("models", [])],
         running=document["requests"]["running"],
         waiting=document["requests"]["waiting"],
         version=document["version"],

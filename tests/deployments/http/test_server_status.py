@@ -1,11 +1,17 @@
 """GET /v1/status over a fake coordinator with made-up replicas."""
 
+from typing import Any
+
 import pytest
 from fastapi.testclient import TestClient
 from msgspec import structs
 
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import AdaptationState, Report
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.routes import make_api
+from deployments.scaling.placement import Placement
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12}
@@ -43,6 +49,23 @@ def test_the_rest_is_as_the_coordinator_knows_it(fake: TestClient) -> None:
     assert (target["running"], target["waiting"], target["slots"], target["drafting"]) == (2, 1, 4, True)
     assert (drafter["running"], drafter["slots"], drafter["drafting"]) == (0, 0, None)
     assert target["speculation_gain"] is drafter["speculation_gain"] is None
+
+
+def test_replicas_that_are_wanted_and_run(
+    fake: TestClient, endpoints: dict[str, ServedEndpoint], coordinator: Any
+) -> None:
+    async def placed() -> dict[str, Placement]:
+        return {"target": Placement(2, 1, "1 not placed"), "drafter": Placement(1, 1)}
+
+    assert fake.get("/v1/status").json()["models"] == []
+    with TestClient(make_api(Service(endpoints, coordinator), ask_placements=placed)) as client:
+        assert client.get("/v1/status").json()["models"] == [
+            {"model": "target", "wanted": 2, "running": 1, "reason": "1 not placed"},
+            {"model": "drafter", "wanted": 1, "running": 1, "reason": None},
+        ]
+        lines = client.get("/metrics").text.splitlines()
+    assert 'consort:replicas_wanted{model="target"} 2.0' in lines
+    assert 'consort:replicas_running{model="target"} 1.0' in lines
 
 
 def test_what_a_drafter_learned(fake: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,10 @@ STATUS: dict[str, Any] = {
     "uptime_s": 50.0,
     "requests": {"running": 2, "waiting": 1, "max": 256},
     "endpoints": [{"name": "consort", "target": "large", "drafter": "small", "ready": True, "totals": TOTALS}],
+    "models": [
+        {"model": "large", "wanted": 2, "running": 1, "reason": "1 not placed: no node has 1 GPU free"},
+        {"model": "small", "wanted": 1, "running": 1, "reason": None},
+    ],
     "replicas": [
         {
             "name": "large#1",
@@ -117,6 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, _error("return_token_details: is not known", "return_token_details"))
             return
         self.server.bodies.append(body)
+        if self.path == "/scale":
+            self._send(200, body)
+            return
         if body.get("temperature") == 9:
             self._send(400, _error("temperature is too high.", "temperature"))
             return

@@ -139,6 +139,55 @@ def test_status_fits_80_columns(server: FakeServer, terminal: Console) -> None:
     assert any("large#1" in line and "wanted" in line for line in lines)
 
 
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_names_are_never_broken(server: FakeServer, width: int) -> None:
+    names = ["Target-Qwen2.5-7B-Instruct#k2v9x1ab", "qwen-2.5-7b-instruct", "smollm2-135m-instruct", "assistant-of-all"]
+    server.status = copy.deepcopy(STATUS)
+    server.status["replicas"][0]["name"] = names[0]
+    server.status["endpoints"][0] |= {"target": names[1], "drafter": names[2], "name": names[3]}
+    console = Console(width=width, record=True)
+    console.print(render(StatusReader(Client(server.url)).read()))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    for name in names:
+        assert any(name in line for line in lines), name
+
+
+def test_replicas_that_are_missing(server: FakeServer) -> None:
+    server.status = STATUS
+    output = invoke("status", url=server.url).stdout
+    assert "ready, incomplete" in output
+    assert "large: 1 of 2 replicas, 1 not placed: no node has 1 GPU free" in output
+    assert "small: " not in output
+    (large, _) = json.loads(invoke("status", "--json", url=server.url).stdout)["counts"]
+    assert large == {"model": "large", "wanted": 2, "running": 1, "reason": "1 not placed: no node has 1 GPU free"}
+
+
+def test_scale_waits_until_all_replicas_are_up(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.status = copy.deepcopy(STATUS)
+    large = server.status["models"][0]
+    looks = iter([{"reason": "1 loading"}, {"running": 2, "reason": None}])
+    monkeypatch.setattr(time, "sleep", lambda _: large.update(next(looks)))
+    result = invoke("scale", "large", "2", "--wait", url=server.url)
+    assert server.bodies == [{"model": "large", "replicas": 2}]
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "large: 1 of 2 replicas, 1 not placed: no node has 1 GPU free",
+        "large: 1 of 2 replicas, 1 loading",
+        "large: 2 replica(s)",
+    ]
+
+
+def test_scale_fails_when_replicas_are_not_up_in_time(server: FakeServer) -> None:
+    server.status = STATUS
+    result = invoke("scale", "large", "2", "--wait", "--timeout", "0", url=server.url)
+    assert result.exit_code == 1
+    expected = "large: not 2 replica(s) after 0 s: 1 of 2 replicas, 1 not placed: no node has 1 GPU free"
+    assert result.stderr == f"Error: {expected}\n"
+    result = invoke("scale", "large", "2", url=server.url)
+    assert (result.exit_code, result.stdout.split(";")[0]) == (0, "large: 2 replica(s) wanted")
+
+
 def test_rates_are_those_since_the_last_look(server: FakeServer) -> None:
     server.status = copy.deepcopy(STATUS)
     reader = StatusReader(Client(server.url))
