@@ -62,6 +62,7 @@ class Playground {
     this._chat = new Chat(this._logs.chat, {
       options: () => this._options("chat", ""),
       ask: (before, text, asked) => this._askChat(before, text, asked),
+      goOn: (view) => this._goOn(view),
       shown: (view) => this._figures.show(view?.shown.chosen.answer ?? null),
       changed: (conversation) => this._keep(conversation),
     });
@@ -191,6 +192,18 @@ class Playground {
       this._chat.drop(view);
       return this._complain(error.message);
     }
+    this._chat.end(view);
+    this._finish(view.shown);
+  }
+
+  /** Lets the model go on with an answer that ended by its length. */
+  async _goOn(view) {
+    if (this._running) return;
+    const body = this._checked(() => this._body("chat", "", [], view.exchange));
+    if (!body) return;
+    const whole = { template: undefined, variables: undefined, n: undefined }; // the conversation is there already
+    const continues = { model: view.exchange.model, add_generation_prompt: false, continue_final_message: true };
+    await this._run(view.shown, "chat", { ...body, ...whole, ...continues });
     this._chat.end(view);
     this._finish(view.shown);
   }

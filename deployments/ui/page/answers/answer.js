@@ -34,8 +34,15 @@ export class Answer {
     this.error = null;
     this.index = index;
     this.alone = alone;
+    this.kept = 0; // tokens from before the answer was continued
     this.beganMs = beganMs;
     this.firstMs = this.lastMs = NaN; // since it began
+  }
+
+  /** Begins to stream, or goes on where the answer ended. */
+  begin(nowMs) {
+    const times = { beganMs: nowMs, firstMs: NaN, lastMs: NaN };
+    Object.assign(this, times, { kept: this.count, usage: null, stopped: false, error: null });
   }
 
   /** Takes in a chunk, which may be for another answer; returns the added tokens. */
@@ -118,18 +125,24 @@ export class Answer {
     return Object.assign(new Answer(0, choice), { text, calls: this.calls, reasoning: this.reasoning, finish: this.finish, edited: true });
   }
 
+  /** Whether the model can go on where it ended by its length. */
+  get isCut() {
+    return this.finish === "length" && this.alone && this.text !== "" && !this.calls.length && !this.edited;
+  }
+
   /** The model's output, calls included. */
   get written() {
     return this.calls.length || this.reasoning ? this.tokens.map(({ text }) => text).join("") : this.text;
   }
 
   get count() {
-    return (this.alone && this.usage?.completion_tokens) || this.tokens.length;
+    return this.alone && this.usage?.completion_tokens ? this.kept + this.usage.completion_tokens : this.tokens.length;
   }
 
   /** Over the time since sending, as in `consort chat`. */
   get tokensPerS() {
-    return this.lastMs > 0 && this.count ? (this.count / this.lastMs) * 1000 : NaN;
+    const written = this.count - this.kept;
+    return this.lastMs > 0 && written > 0 ? (written / this.lastMs) * 1000 : NaN;
   }
 
   /** Tokens per step of the target; the server's figure once it is known. */

@@ -34,7 +34,11 @@ export class Card {
   }
 
   begin() {
-    this.answer.beganMs = performance.now();
+    this.answer.begin(performance.now());
+    this.element.classList.add("running");
+    this.element.setAttribute("aria-busy", "true");
+    this.element.querySelector(".problem")?.remove();
+    this._actions.replaceChildren();
     this.say("");
   }
 

@@ -90,6 +90,7 @@ export class Chat {
     const results = exchange.asked.filter(({ role }) => role === "tool");
     return new ExchangeView(exchange, count, this._acts.options(), {
       ask: (text) => this._askAgain(exchange, text, askedOf(text, results)),
+      goOn: () => this._acts.goOn(this._views.get(exchange)),
       rewrite: (text) => this._rewrite(exchange, text),
       version: (index) => this._choose(exchange, index),
       chosen: () => {

@@ -11,7 +11,7 @@ export class ExchangeView {
    * @param {import("./conversation.js").Exchange} exchange
    * @param {number} count of answers
    * @param {object} options see Choices and Pair
-   * @param {object} acts what to do on its buttons: `ask(text)`, `rewrite(text)`, `version(index)`, `chosen()`
+   * @param {object} acts what to do on its buttons: `ask(text)`, `goOn()`, `rewrite(text)`, `version(index)`, `chosen()`
    */
   constructor(exchange, count, options, acts) {
     Object.assign(this, { exchange, _acts: acts });
@@ -31,8 +31,9 @@ export class ExchangeView {
     this.exchange.answers = this.shown.cards.map(({ answer }) => answer);
     const cards = this.shown.cards.filter(({ element }) => this.element.contains(element));
     const card = cards.at(-1);
-    card.offer("Regenerate", () => this._acts.ask(this.exchange.text));
     const { chosen } = this.shown;
+    this._goOn = !this.exchange.way && chosen.answer.isCut ? card.offer("Continue", () => this._acts.goOn()) : null;
+    card.offer("Regenerate", () => this._acts.ask(this.exchange.text));
     if (!this.exchange.way && this.shown.cards.length === 1)
       card.offer("Edit", () =>
         edit(card.element, { text: chosen.answer.text, label: "The answer", save: "Keep", done: this._acts.rewrite }),
@@ -54,8 +55,9 @@ export class ExchangeView {
     this._versions.replaceChildren(step("Earlier version", "‹", index - 1), words, step("Later version", "›", index + 1));
   }
 
-  /** Fixes the choice once the conversation goes on, and shows whether calls wait for results. act: sends them. */
+  /** Fixes the choice and the answer once the conversation goes on, and shows whether calls wait for results. act: sends them. */
   showLast(isLast, act) {
+    if (this._goOn) this._goOn.hidden = !isLast;
     for (const radio of this.element.querySelectorAll(".choose input")) radio.disabled = !isLast;
     for (const card of this.shown.cards) {
       if (isLast && card === this.shown.chosen && card.answer.calls.length) card.calls.offer(act);

@@ -31,14 +31,21 @@ export class Replicas {
   }
 }
 
-function contentOf({ requests, endpoints, replicas, uptime_s: nowS }, last) {
+function contentOf({ requests, endpoints, models, replicas, uptime_s: nowS }, last) {
   const words = `${number(requests.running)} running, ${number(requests.waiting)} waiting, at most ${number(requests.max)}`;
   const before = last && last.uptime_s < nowS ? last : null;
   return [
     make("p", { className: "facts", textContent: `Requests: ${words}.` }),
+    ...models.filter(({ running, wanted }) => running < wanted).map(shortageLine),
     ...endpoints.map((endpoint) => endpointLine(endpoint, before, nowS)),
     make("ul", { className: "replicas" }, ...replicas.map(replicaItem)),
   ];
+}
+
+/** How many replicas of a model are up, and why not more. */
+function shortageLine({ model, running, wanted, reason }) {
+  const words = `: ${number(running)} of ${number(wanted)} replicas, ${reason}`;
+  return make("p", { className: "facts" }, make("b", { textContent: model }), words);
 }
 
 /** An endpoint's speed since the last look, and its acceptance; since the server's start if nothing happened. */

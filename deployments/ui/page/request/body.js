@@ -2,6 +2,8 @@
 
 import { FIELDS } from "./fields.js";
 
+const COMPLETION_TOKENS = 256; // the API's own default is 16
+
 /** A wrong value in a control. name: of the field. */
 export class FieldError extends Error {
   constructor(name, message) {
@@ -20,6 +22,7 @@ export function parameters(kind, texts) {
   const fields = FIELDS.filter(({ name, only }) => !name.startsWith("_") && (!only || only === kind));
   const set = fields.map((field) => [field.name, read(field, texts[field.name] ?? "")]);
   return {
+    ...(kind === "completion" && { max_tokens: COMPLETION_TOKENS }),
     ...Object.fromEntries(set.filter(([, value]) => value !== undefined)),
     ...structure(texts._structure, texts._definition ?? ""),
     ...read({ name: "_more", kind: "json" }, texts._more ?? ""),

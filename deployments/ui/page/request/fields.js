@@ -27,7 +27,7 @@ export const GROUPS = [
     open: true,
     fields: [
       { name: "_system", label: "System message", kind: "text", only: "chat", help: "Goes before the conversation and tells the model how to answer." },
-      { name: "max_tokens", label: "Most tokens", kind: "integer", value: "256", min: 1, help: "The answer ends after so many tokens. Blank: 16 in completions, in chat as many as the context has room for." },
+      { name: "max_tokens", label: "Most tokens", kind: "integer", blank: "the model's", min: 1, help: "The answer ends after so many tokens. Blank: in chat as many as the context has room for, in completions 256." },
       { name: "temperature", label: "Temperature", kind: "number", blank: "endpoint's", min: 0, step: 0.1, help: "0 always takes the most probable token. Higher values vary more; 1 is the model's own distribution." },
       { name: "top_p", label: "Top p", kind: "number", blank: "endpoint's", min: 0, max: 1, step: 0.05, help: "Samples from the fewest tokens that together are this probable. 1: from all." },
       { name: "n", label: "Answers", kind: "integer", blank: "1", min: 1, max: 16, help: "So many answers to the same prompt, side by side. A conversation goes on with the one that you choose." },

@@ -62,6 +62,10 @@ STATUS = {
     "version": "0",
     "uptime_s": 10.0,
     "requests": {"running": 1, "waiting": 2, "max": 64},
+    "models": [
+        {"model": "target", "wanted": 2, "running": 1, "reason": "1 not placed: no node has 1 GPU free"},
+        {"model": "drafter", "wanted": 1, "running": 1, "reason": None},
+    ],
     "endpoints": [{"name": "first", "totals": {"tokens": 120, "drafted": 40, "accepted": 30}}],
     "replicas": [
         {"name": "target-0", "model": "target", "role": "target", "running": 3, "waiting": 2, "slots": 4}
@@ -86,7 +90,8 @@ class Fake:
 
 
 def make_fake(fake: Fake) -> FastAPI:
-    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`, `call`, `markdown`, `reason`, `rest`.
+    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`, `call`, `markdown`, `reason`, `rest`,
+    `cut`.
 
     A prompt that says `too long` is refused, and so is a temperature above 2.
     """
@@ -168,6 +173,9 @@ def thoughts(text: str) -> list[dict[str, Any]]:
 
 def chat_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     prompt = body["messages"][-1]["content"]
+    if body.get("continue_final_message"):
+        yield {"delta": {"content": " More."}, "token_details": details(body, [(" More.", "plain")])}
+        return
     if "call" in prompt:
         yield {"delta": {"content": "Well. "}, "token_details": details(body, [("Well. ", "plain")])}
         yield from call_chunks(body)
@@ -224,7 +232,8 @@ async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, 
     except asyncio.CancelledError:
         fake.hung_up.set()
         raise
-    reason = "tool_calls" if called else "stop"
+    cut = "cut" in prompt and not body.get("continue_final_message")
+    reason = "tool_calls" if called else "length" if cut else "stop"
     last: dict[str, Any] = {"finish_reason": reason, "text": "", "delta": {"content": ""}, "token_details": []}
     if "ensemble" in prompt:
         last["ensemble"] = {"blend": "mixture", "members": MEMBERS}

@@ -36,6 +36,23 @@ def test_any_answer_can_be_had_again_and_both_versions_stay(page: "Page", fake: 
     assert page.locator(".asked").all_inner_texts() == ["One.", "Two."]
 
 
+def test_an_answer_that_ended_by_its_length_can_go_on(page: "Page", fake: Fake) -> None:
+    converse(page, "cut")
+    assert "max_tokens" not in fake.bodies[0]
+    page.get_by_role("button", name="Continue", exact=True).click()
+    page.get_by_text("More.").wait_for()
+    wait_until_done(page)
+    assert fake.bodies[1]["messages"][-1] == {"role": "assistant", "content": TEXT}
+    assert (fake.bodies[1]["continue_final_message"], fake.bodies[1]["add_generation_prompt"]) == (True, False)
+    assert page.locator(".card").count() == 1
+    assert page.get_by_role("button", name="Continue", exact=True).count() == 0  # it ended by itself
+    assert page.get_by_role("button", name="Regenerate").count() == 1
+    assert "".join(page.locator(".card .token").all_text_contents()) == f"{TEXT} More."
+    send(page, "Next.")
+    wait_until_done(page, 2)
+    assert said(fake.bodies[2]) == ["cut", f"{TEXT} More.", "Next."]
+
+
 def test_any_question_can_be_changed(page: "Page", fake: Fake) -> None:
     converse(page, "One.", "Two.")
     page.get_by_role("button", name="Edit the question").last.click()
@@ -117,6 +134,12 @@ def test_presets_hold_the_system_message_and_parameters(page: "Page", fake: Fake
     assert (fake.bodies[0]["temperature"], said(fake.bodies[0])) == (0.5, ["Rhyme.", "One."])
     page.get_by_role("button", name="Delete", exact=True).click()
     assert page.locator("#preset option").all_inner_texts() == ["none"]
+
+
+def test_replicas_that_are_missing(page: "Page") -> None:
+    page.locator("#replicas-details summary").click()
+    page.get_by_text("1 of 2 replicas, 1 not placed: no node has 1 GPU free").wait_for()
+    assert page.get_by_text("1 of 1 replicas").count() == 0
 
 
 def test_replicas_and_why_drafts_rest(page: "Page") -> None:
