@@ -8,7 +8,7 @@ def main() -> None:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from deployments.ui import cli  # takes a second
+    from deployments.ui import cli
 
     if interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -18,6 +18,7 @@ from deployments.client import DEFAULT_URL, Client
 from deployments.cluster import check_demand, drain, local_client, serving
 from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.mistakes import Mistakes
 from deployments.configuration.model import IS_CHECKOUT
 from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
 from deployments.planning.machine import prefer_gpus, this_machine
@@ -131,8 +132,11 @@ def _check(config: ServerConfig) -> None:
     from actors.loading.checkpoint import check_model  # imports torch, which takes seconds
     from deployments.endpoints.loading import load_endpoints
 
+    mistakes = Mistakes()
     for name, model in config.models.items():
-        check_model(model.spec(name))
+        with mistakes.noted():
+            check_model(model.spec(name))
+    mistakes.check()
     for name, served in load_endpoints(config).items():
         _show_reports_of(name, served.token_reports())
     _console.print(configured_table(config))
