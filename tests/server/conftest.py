@@ -57,6 +57,7 @@ def server() -> Iterator[Server]:
     config = load_config(TINY_CONFIG)
     config.http.port, config.http.metrics_port = port, metrics_port
     config.models["target"].adapters_at_run_time = 1
+    config.models["target"].resources = {"unit": 1}  # the machine has as many as there are replicas at the start
     seen: list[StartProgress] = []
     with serving(config, address=None, verbose=False, watch=seen.extend):
         yield Server(config.http.url, port, metrics_port, seen)

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from deployments.ui import cli
 from tests.server.conftest import Server
@@ -11,8 +11,12 @@ from tests.server.conftest import Server
 BODY = {"model": "consort", "prompt": "import os\n", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
+def invoke(server: Server, *arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, [*arguments, "--url", server.url])
+
+
 def scale(server: Server, model: str, replicas: int) -> str:
-    return CliRunner().invoke(cli.main, ["scale", model, str(replicas), "--url", server.url]).output
+    return invoke(server, "scale", model, str(replicas)).output
 
 
 def wait_for_drafters(server: Server, count: int) -> None:
@@ -36,3 +40,21 @@ def test_to_zero_drafters_and_back_under_a_stream(server: Server) -> None:
     scale(server, "drafter", 1)
     wait_for_drafters(server, 1)
     assert "there is no model 'draftr'; did you mean 'drafter'?" in scale(server, "draftr", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_replica_without_room_is_seen(server: Server) -> None:
+    try:
+        result = invoke(server, "scale", "target", "2", "--wait", "--timeout", "5")
+        shortage = "target: 1 of 2 replicas, 1 not placed: no node has 1 unit free"
+        assert result.exit_code == 1
+        assert shortage in result.output
+        status = invoke(server, "status")
+        assert status.exit_code == 0  # the other replica answers
+        assert "ready, incomplete" in status.output
+        assert shortage in status.output
+    finally:
+        result = invoke(server, "scale", "target", "1", "--wait")
+    assert result.exit_code == 0
+    assert "incomplete" not in invoke(server, "status").output

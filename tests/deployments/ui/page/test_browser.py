@@ -31,7 +31,6 @@ def test_tokens_are_coloured_by_how_they_came_to_be(page: "Page", fake: Fake) ->
     assert fake.bodies[0] == {
         "model": "first",
         "messages": [{"role": "user", "content": "Add two numbers."}],
-        "max_tokens": 256,
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_details": True,
