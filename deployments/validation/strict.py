@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, LiteralString, cast
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -77,9 +77,7 @@ class StrictModel(BaseModel):
             cls.model_validate({key: value for key, value in data.items() if key in known}, context=info.context)
         except ValidationError as error:
             for line in error.errors(include_url=False):
-                kind = PydanticCustomError(
-                    cast(LiteralString, line["type"]), "{shown}", {**line.get("ctx", {}), "shown": line["msg"]}
-                )
+                kind = PydanticCustomError(line["type"], "{shown}", {**line.get("ctx", {}), "shown": line["msg"]})
                 lines.append({"type": kind, "loc": line["loc"], "input": line["input"]})
         return ValidationError.from_exception_data(cls.__name__, lines)
 
