@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.loops.idle_memory import return_idle_memory
 from deployments.configuration.config import ServerConfig
@@ -31,6 +33,25 @@ if TYPE_CHECKING:
     Adapters = Mapping[str, AdapterChange]
 
 _logger = logging.getLogger("ray.serve")
+
+
+class DisconnectMiddleware:
+    """ASGI middleware that takes Ray's errors on the way from the proxy for what they mean: the client has left.
+
+    Ray cancels the call that waits for the client's next message with the one that answers it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_or_disconnect() -> Message:
+            try:
+                return await receive()
+            except RayError:
+                return {"type": "http.disconnect"}
+
+        await self._app(scope, receive_or_disconnect, send)
 
 
 class CoordinatorIngress:
@@ -135,6 +156,7 @@ class CoordinatorIngress:
             share_adapters=self._adapters.share,
         )
         add_scaling_route(api, self._roles, self._scale)
+        api.add_middleware(DisconnectMiddleware)
         return api
 
     async def metrics(self) -> "tuple[str, list[Metric]]":

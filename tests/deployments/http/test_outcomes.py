@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from ray.exceptions import TaskCancelledError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -24,6 +25,7 @@ from deployments.endpoints.service import Service
 from deployments.http.middleware.outcomes import OutcomeMiddleware
 from deployments.http.routes import make_api
 from deployments.monitoring.outcome import Outcome
+from deployments.replicas.coordinator import DisconnectMiddleware
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 4, "seed": 1}
@@ -160,3 +162,40 @@ def test_a_stream_has_one_outcome(
         assert outcome_of(*messages, error=error, known=known) == [("consort", "", Outcome(reason))]
     (line,) = [json.loads(record.message) for record in caplog.records if record.name == "consort.access"]
     assert line["outcome"] == reason or (reason is None and line["outcome"] == "answered")
+
+
+class Silent(FakeCoordinator):
+    """Sends the first delta and no other."""
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        sink(Delta("x", (7,), Statistics(steps=1, committed=1)))
+
+
+@pytest.mark.parametrize("has_body", [False, True], ids=["in its body", "in the answer"])
+def test_a_client_that_ray_says_has_left_leaves_no_traceback(
+    has_body: bool, endpoints: dict[str, ServedEndpoint], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray cancels the call in which the coordinator waits for the client's next message."""
+    coordinator: Any = Silent()
+    service = Service(endpoints, coordinator)
+    api = make_api(service)
+    api.add_middleware(DisconnectMiddleware)
+    body: Message = {"type": "http.request", "body": json.dumps(BODY | {"stream": True}).encode(), "more_body": False}
+    messages = iter([body] if has_body else [])
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        message = next(messages, None)
+        if message is None:
+            raise TaskCancelledError
+        return message
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+    asyncio.run(api({**scope, "app": api, "http_version": "1.1", "server": ("x", 1)}, receive, send))
+    assert caplog.records == []
+    assert not [message for message in sent if message.get("status", 200) != 200]
+    assert service.admission.counts()[0].total() == service.admission.counts()[1].total() == 0
