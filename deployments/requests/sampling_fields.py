@@ -47,7 +47,10 @@ class SamplingFields(StrictModel):
     forced_eos_token_id: TokenId | None = Field(
         None, description="The last token of an answer that reaches `max_tokens`."
     )
-    min_tokens: Limit | None = Field(None, description="Least tokens of an answer.")
+    min_tokens: Limit | None = Field(
+        None,
+        description="Least tokens of an answer. A stop string counts if it ends after them, wherever it begins.",
+    )
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
     stop_token_ids: TokenIds | None = Field(None, description="The answer ends at any of these tokens too.")
     include_stop_str_in_output: bool | None = Field(
