@@ -60,7 +60,8 @@ class HttpConfig(StrictModel):
     )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="Tokens, of prompts and answers, that the cache for repeated greedy and seeded requests holds.",
+        description="Tokens, of prompts and answers, that the cache for repeated greedy and seeded requests holds; a "
+        "log-probability counts as one.",
     )
     max_body_bytes: Count = Field(
         MAX_BODY_BYTES,

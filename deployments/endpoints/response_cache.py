@@ -10,7 +10,10 @@ from actors.coordinator.request import Delta, Request
 
 
 class ResponseCache:
-    """Least-recently-used cache of at most `max_tokens` tokens, prompts and answers together; 0 disables it."""
+    """Least-recently-used cache of at most `max_tokens` tokens, prompts and answers together; 0 disables it.
+
+    What is reported of each token counts as so many tokens more, because it takes as much memory.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -22,7 +25,7 @@ class ResponseCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all cached answers and their prompts."""
+        """Tokens of all cached answers and their prompts, and what is reported of them."""
         return self._tokens
 
     @property
@@ -61,8 +64,10 @@ class ResponseCache:
         if last.finish is None or any(member.weight == 0 for member in last.members or ()):
             return
         key = _key(request)
-        size = len(request.prompt) + sum(len(delta.tokens) for delta in deltas)
+        size = len(request.prompt) + sum(map(_size, deltas))
         self._evict(key)
+        if size > self._max_tokens:
+            return
         self._answers[key] = size, tuple(deltas)
         self._tokens += size
         while self._tokens > self._max_tokens:
@@ -71,6 +76,14 @@ class ResponseCache:
     def _evict(self, key: Hashable) -> None:
         size, _ = self._answers.pop(key, (0, ()))
         self._tokens -= size
+
+
+def _size(delta: Delta) -> int:
+    """Count tokens, log-probabilities, members' shares of tokens and attention, of all answers of a search."""
+    logprobs = sum(len(token.top) for token in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ())))
+    views = sum(map(len, delta.views or ()))
+    attention = len(delta.prompt_attention or ())
+    return len(delta.tokens) + logprobs + views + attention + sum(map(_size, delta.others))
 
 
 def _key(request: Request) -> tuple[Hashable, ...]:

@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
 from actors.wire.messages import MemberShare
 from decoding.errors import UnavailableError
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
@@ -44,7 +45,19 @@ def test_the_oldest_answers_go_first() -> None:
     assert cache.get(request(3, 4)) is None
     assert len(cache) == 3
     cache.put(request(*range(20)), answer(1, 2))  # too large by itself
-    assert len(cache) == 0
+    assert len(cache) == 3
+
+
+def test_what_is_reported_of_tokens_counts() -> None:
+    """The bound is one of memory: a token with 20 log-probabilities takes 20 times as much as one without."""
+    top = TokenLogprobs(3, -1.0, 1, tuple((token, -2.0) for token in range(20)))
+    shares: Any = [[None, None]]
+    prompt: Any = {"prompt_logprobs": [top], "prompt_attention": [0.5, 0.5], "views": shares}
+    cache = ResponseCache(1000)
+    for index, more in enumerate(({}, {"logprobs": [top]}, prompt, {"others": [Delta("", (5, 6, 7), Statistics())]})):
+        before = cache.tokens
+        cache.put(request(index, 2), answer(3, 4, **more))
+        assert cache.tokens - before == 4 + (0, 20, 20 + 2 + 2, 3)[index]
 
 
 def test_putting_an_answer_twice_counts_it_once() -> None:
