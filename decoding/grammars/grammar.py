@@ -51,14 +51,18 @@ class Grammar:
         self.held_bytes = _LEAST_BYTES + len(structure.definition)  # grows with the lexer; an estimate
         notation = _notation(structure)
         try:
-            self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
-            if not self._matcher.is_error():
-                with self.count_memory():
-                    self._matcher.compute_bitmask()  # slow the first time
+            self._matcher = _on_deep_stack(lambda: self._compiled(notation))
         except Exception as error:
             raise structure_error(structure, f"it can't be compiled: {error!r}") from error
         if self._matcher.is_error():
             raise self.error(self._matcher)
+
+    def _compiled(self, notation: str) -> LLMatcher:
+        with self.count_memory():
+            matcher = LLMatcher(self.tokenizer, notation, log_level=0, limits=_LIMITS)
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # slow the first time
+        return matcher
 
     def matcher(self) -> LLMatcher:
         """Return a matcher at the start of an answer, for one thread at a time."""
