@@ -15,7 +15,7 @@ from rich.text import Text
 from decoding.errors import DeadlineError, OverloadedError, UnavailableError
 from deployments.ui.commands.status import EndpointStatus, ReplicaStatus, Status, StatusReader
 
-_BAR_WIDTH = 10  # characters
+_BAR_WIDTH = 5  # characters: a row of a replica with a short name has 80
 _UNLIMITED = 10_000  # characters
 _AWAY = (DeadlineError, OverloadedError, UnavailableError)
 _RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")

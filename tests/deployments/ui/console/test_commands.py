@@ -131,12 +131,13 @@ def test_status_of_a_server_that_tells_no_load(server: FakeServer) -> None:
 
 
 def test_status_fits_80_columns(server: FakeServer, terminal: Console) -> None:
-    server.status = STATUS
+    server.status = copy.deepcopy(STATUS)
+    server.status["replicas"][0] |= {"name": "drafter-d15710f259d06f1c", "drafting": False}
     terminal.print(render(StatusReader(Client(server.url)).read()))
     lines = shown(terminal).splitlines()
     assert any("2 running, 1 waiting" in line and "version 9.9" in line for line in lines)
     assert any("consort" in line and "2.0" in line and "75%" in line and "2.50" in line for line in lines)
-    assert any("large#1" in line and "wanted" in line for line in lines)
+    assert any("drafter-d15710f259d06f1c" in line and "not wanted" in line for line in lines)  # in one row
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
