@@ -138,17 +138,16 @@ def test_many_requests_share_one_compilation() -> None:
 
 
 def test_those_used_last_are_kept() -> None:
-    word, number = WORD, Structure(kind="regex", definition="[0-9]+")
-    room = sum(Grammar(structure, tokenizer()).held_bytes for structure in (word, number))
-    compiler = GrammarCompiler(tokenizer(), capacity_bytes=room + room // 4)
+    number = Structure(kind="regex", definition="[0-9]+")
+    compiler = GrammarCompiler(tokenizer(), capacity_bytes=100 * 2**20)
     try:
-        compiled_word, compiled_number = compiler.compile(word), compiler.compile(number)
-        for grammar in (compiled_word, compiled_number):
-            grammar.held_bytes = room // 2
-        assert compiler.compile(word) is compiled_word
-        compiler.compile(Structure(kind="regex", definition="x"))
-        assert compiler.compile(word) is compiled_word
-        assert compiler.compile(number) is not compiled_number
+        compiled_word, compiled_number = compiler.compile(WORD), compiler.compile(number)
+        compiled_word.held_bytes, compiled_number.held_bytes = 60 * 2**20, 30 * 2**20
+        assert compiler.compile(WORD) is compiled_word
+        assert compiler.compile(number) is compiled_number
+        compiled_word.held_bytes = 80 * 2**20
+        assert compiler.compile(number) is compiled_number
+        assert compiler.compile(WORD) is not compiled_word
     finally:
         compiler.close()
 
