@@ -66,6 +66,12 @@ class LiveMetrics:
             for endpoint in self._service.endpoints:
                 family.add_metric((endpoint, ENGINE), counts[endpoint])
             yield family
+        text = "Requests that wait for their turn; none is held back for another reason."
+        reasons = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", text, labels=(*ENDPOINT_LABELS, "reason"))
+        for endpoint in self._service.endpoints:
+            reasons.add_metric((endpoint, ENGINE, "capacity"), waiting[endpoint])
+            reasons.add_metric((endpoint, ENGINE, "deferred"), 0)
+        yield reasons
 
     def _kv_usage(self, replicas: list[ReplicaLoad]) -> Metric:
         text = "Share of the target's KV pages in use, 1 is all."
@@ -114,6 +120,8 @@ class LiveMetrics:
             is_ready = float(served.is_ready(up))
             ready.add_metric((name,), is_ready)
             state.add_metric((name, ENGINE, "awake"), is_ready)
+            state.add_metric((name, ENGINE, "weights_offloaded"), 0)
+            state.add_metric((name, ENGINE, "discard_all"), 0)
         yield from (ready, state)
 
     def _replica_starts(self) -> Metric:

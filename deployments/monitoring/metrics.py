@@ -130,6 +130,10 @@ class Metrics:
         self._longest = histogram("vllm:request_max_num_generation_tokens", "Tokens of the longest choice.", lengths)
         self._counts = histogram("vllm:request_params_n", "Choices of a prompt.", _CHOICES)
         self._limits = histogram("vllm:request_params_max_tokens", "`max_tokens` of a request.", lengths)
+        self._computed = histogram("vllm:request_prefill_kv_computed_tokens", "Computed tokens of a prompt.", lengths)
+        self._cached = endpoint_counter("vllm:prompt_tokens_cached", "Tokens of prompts that were not computed.")
+        self._sources = endpoint_counter("vllm:prompt_tokens_by_source", "Tokens of prompts.", "source")
+        self._cached_in = endpoint_counter("vllm:prompt_tokens_cached_by_source", "Cached tokens of prompts.", "source")
 
     def requests(self, endpoint: str) -> int:
         """Count the requests to an endpoint that have started."""
@@ -229,6 +233,11 @@ class Metrics:
         self._prompts[request.endpoint.name] += len(request.prompt)
         self._labels_of(self._prefix_queries, request).inc(len(request.prompt))
         self._labels_of(self._prefix_hits, request).inc(cached)
+        self._labels_of(self._computed, request).observe(len(request.prompt) - cached)
+        self._labels_of(self._cached, request).inc(cached)
+        self._labels_of(self._sources, request, "local_compute").inc(len(request.prompt) - cached)
+        self._labels_of(self._sources, request, "local_cache_hit").inc(cached)
+        self._labels_of(self._cached_in, request, "device").inc(cached)
 
     def _time_tokens(self, request: Request, state: _RequestState, count: int) -> None:
         if count == 0:

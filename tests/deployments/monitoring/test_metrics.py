@@ -64,6 +64,8 @@ def test_nothing_is_counted_before_the_first_request(fake: TestClient) -> None:
     seen = samples(fake)
     idle = {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0}
     target = {"vllm:engine_sleep_state:awake": 1, "vllm:cache_config_info:16:True:8": 1}
+    target |= dict.fromkeys((f"vllm:engine_sleep_state:{state}" for state in ("weights_offloaded", "discard_all")), 0)
+    target |= dict.fromkeys((f"vllm:num_requests_waiting_by_reason:{why}" for why in ("capacity", "deferred")), 0)
     assert seen == {**idle, **target, "vllm:kv_cache_usage_perc": 0.5}  # of other coordinators' requests
 
 
@@ -104,6 +106,22 @@ def test_choices_are_counted_by_prompt(endpoints: dict[str, ServedEndpoint]) -> 
         "20",
         "1000",
     ]
+
+
+def test_a_prompts_tokens_are_counted_by_where_they_came_from(endpoints: dict[str, ServedEndpoint]) -> None:
+    metrics = Metrics()
+    request = Request(endpoints["consort"].endpoint, list(range(10)), SamplingParams(max_tokens=3))
+    metrics.record_arrival([request])
+    metrics.record_start(request)
+    for tokens in (1, 2):
+        metrics.record_delta(request, Delta("x", [7], Statistics(committed=tokens, cached=6)))
+    samples = [sample for family in metrics.families() for sample in family.samples]
+    seen = {(sample.name.removeprefix("vllm:"), sample.labels.get("source")): sample.value for sample in samples}
+    assert seen["prompt_tokens_by_source_total", "local_compute"] == 4
+    assert seen["prompt_tokens_by_source_total", "local_cache_hit"] == 6
+    assert seen["prompt_tokens_cached_by_source_total", "device"] == seen["prompt_tokens_cached_total", None] == 6
+    assert seen["request_prefill_kv_computed_tokens_sum", None] == 4
+    assert seen["request_prefill_kv_computed_tokens_count", None] == 1
 
 
 def test_preemptions_are_counted(endpoints: dict[str, ServedEndpoint]) -> None:
@@ -272,6 +290,11 @@ def test_names_of_vllm_are_those_of_vllm(fake: TestClient) -> None:
         "request_max_num_generation_tokens",
         "request_params_n",
         "request_params_max_tokens",
+        "request_prefill_kv_computed_tokens",
+        "prompt_tokens_cached",
+        "prompt_tokens_by_source",
+        "prompt_tokens_cached_by_source",
+        "num_requests_waiting_by_reason",
         "prompt_tokens",
         "prefix_cache_queries",
         "prefix_cache_hits",
