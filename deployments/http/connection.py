@@ -54,8 +54,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._lingers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)
-        self._watch()
+        super().connection_made(transport)  # and wait for a first request as long as for a next one
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
@@ -161,16 +161,17 @@ class BoundedConnection(HttpToolsProtocol):
         due_s += 0 if self._in_head else self._body_bytes / _BODY_BYTES_PER_S
         if now_s < due_s:
             self._set_timer(due_s)
-        elif self._in_head and not self._unfinished_bytes:
-            self.transport.close()
         else:
             what = "head" if self._in_head else "body"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"The request's {what} did not come in time.")
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        """Answer, unless an answer has begun, and take nothing more."""
+        """Answer, unless another answer would be before it or in its place, and take nothing more."""
         self._unwatch()
-        tells = not self._is_answering or not (self._in_head or self.pipeline or self.cycle.response_started)
+        if self._in_head:
+            tells = not self._is_answering
+        else:
+            tells = self._is_answering and not (self.pipeline or self.cycle.response_started)
         if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

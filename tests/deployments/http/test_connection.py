@@ -25,13 +25,13 @@ class Impatient(BoundedConnection):
 
 
 class Application:
-    """Answers with the length of the body, in pieces without a length; `/held` once it is told to."""
+    """Answers with the length of the body, in pieces without a length; `/held` once it is told to, `/early` at once."""
 
     def __init__(self) -> None:
         self.may_answer, self.held, self.aborted = threading.Event(), 0, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size, has_more = 0, True
+        size, has_more = 0, scope["path"] != "/early"
         while has_more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -60,7 +60,9 @@ class Server:
     def __init__(self, protocol: type[BoundedConnection]) -> None:
         self.application = Application()
         self.uvicorn = uvicorn.Server(
-            uvicorn.Config(self.application, port=0, log_level="critical", http=protocol, lifespan="off")
+            uvicorn.Config(
+                self.application, port=0, log_level="critical", http=protocol, lifespan="off", timeout_keep_alive=2
+            )
         )
         self.thread = threading.Thread(target=self.uvicorn.run)
 
@@ -196,6 +198,12 @@ def test_a_trickle_is_closed_in_time(impatient: Server, begin: bytes) -> None:
             except TimeoutError:
                 continue
         assert status(reply) == 408
+
+
+def test_half_a_request_that_was_answered_gets_no_other_answer(impatient: Server) -> None:
+    reply = impatient.ask(post(b"x" * 50, path=b"/early", length=100))
+    assert status(reply) == 200
+    assert reply.endswith(b"\r\n0\r\n\r\n")
 
 
 def test_an_answer_takes_as_long_as_it_takes(impatient: Server) -> None:
