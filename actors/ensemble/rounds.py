@@ -54,6 +54,7 @@ class EnsembleRounds:
         self.views: list[list[MemberView]] | None = None  # of each token of the last round, if wanted
         self._steps = 0
         self._joined: list[bool] = []
+        self._waiting: set[str] = set()  # replicas that have no slot for it, as their last report says
         self._max_lengths = [0] * len(self.models)  # as in Joined
         self._invited_at_s: float | None = None
         self._tokens = [0] * len(self.models)
@@ -75,6 +76,19 @@ class EnsembleRounds:
         """Note that the members are told to forget the request."""
         self.round, self._invited_at_s = None, None
         self._joined = [True, *(False for _ in self.models[1:])]
+        self._waiting.clear()
+
+    def note_waiting(self, replica: str, *, waits: bool) -> None:
+        """Note whether a member waits for a slot."""
+        if waits:
+            self._waiting.add(replica)
+        else:
+            self._waiting.discard(replica)
+
+    @property
+    def waits_for_slots(self) -> bool:
+        """Whether a round can't begin because a present member has no slot."""
+        return not self.is_joined and not self._waiting.isdisjoint(self.others)
 
     @property
     def is_joined(self) -> bool:
@@ -108,6 +122,7 @@ class EnsembleRounds:
         if replica in self.others:
             index = self.replicas.index(replica)
             self._joined[index], self._max_lengths[index] = True, max_length
+            self._waiting.discard(replica)
 
     def begin_round(self, draft: Draft, now_s: float, began_s: float) -> None:
         """Begin a round over a draft. began_s: the end of the round before."""

@@ -29,6 +29,7 @@ class Row:
         self.slots_needed = 1
         self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
         self.arrived_at_s = admit.arrived_at_s
+        self.has_lent = False  # whether it gave its slots to a row that returns them
         self.entered = False  # whether it has had its slots by right, not only because those before it could not enter
         self.cache_salt = admit.cache_salt  # pages are shared only with rows of the same salt
         self.adapter = admit.adapter
@@ -111,6 +112,11 @@ class Row:
     def started(self) -> bool:
         """Whether its request has had all the slots that it needs."""
         return self.entered
+
+    @property
+    def lends(self) -> bool:
+        """Whether it can't start for long, so that a row of one replica may use its slots until then."""
+        return False
 
     @property
     def precedence(self) -> tuple[bool, float, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Generic
 
-from actors.loops.row import R, RowKey
+from actors.loops.row import R, Row, RowKey
 from actors.model.page_tables import PageTables, extend_keys
 from actors.wire.messages import AdaptationState, Report
 
@@ -20,8 +20,8 @@ class RowTable(Generic[R]):
     """Rows by key. Rows wait until they are prepared, and until there are a slot and pages for their text.
 
     They enter in the order of `Row.precedence`. What a row leaves free because it needs more, as a beam search may, is
-    lent to rows behind it; they are preempted once it has room with theirs. Rows of requests that span replicas borrow
-    nothing: they hold slots elsewhere.
+    lent to rows behind it; they are preempted once it has room with theirs. The same is true of slots of a row that
+    `lends` them. Rows of requests that span replicas borrow nothing: they hold slots elsewhere.
     """
 
     def __init__(self, cache: PageTables, removed: Callable[[R], None] = lambda row: None) -> None:
@@ -200,28 +200,35 @@ class RowTable(Generic[R]):
         yielding = [row for row in self._active.values() if row.may_yield] if preempt and self._waiting else []
         if not self._waiting or not (self._cache.free or yielding):
             return
+        waiting = self._divide()[1]
+        lenders = [row.precedence for row in (*waiting, *self._active.values()) if row.lends]
+        first_lender = min(lenders, default=None)
         passed = 0
-        for row in sorted(self._divide()[1], key=attrgetter("precedence")):
-            if not (passed and row.spans_replicas) and self._make_room(row, yielding):
+        for row in sorted(waiting, key=attrgetter("lends", "precedence")):
+            if passed and row.spans_replicas:
+                continue
+            if self._make_room(row, yielding):
                 self._enter(row)
-                row.entered = row.entered or not passed
+                borrows = passed or (first_lender is not None and first_lender < row.precedence)
+                row.entered = row.entered or not borrows
+            elif passed == _MAX_PASSED:
+                return
             else:
                 passed += 1
-            if passed > _MAX_PASSED:
-                return
 
     def _enter(self, row: R) -> None:
         del self._waiting[row.key]
         row.slot, held = self._cache.take(row.page_keys[: self._reusable_pages(row)])
         row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
         row.resume(held)
+        row.has_lent = False
         if row.reused is None:  # a row that was preempted takes over its own pages
             row.reused = held
         self._active[row.key] = row
 
     def _make_room(self, row: R, yielding: Iterable[R]) -> bool:
         """Preempt rows that yield to this one, the last first and as few as suffice. Returns whether it has room."""
-        later = [other for other in yielding if other.slot >= 0 and other.precedence > row.precedence]
+        later = [other for other in yielding if other.slot >= 0 and _yields(other, row)]
         later.sort(key=attrgetter("precedence"))
         leaving: list[R] = []
         while not self._has_room(row, leaving):
@@ -229,6 +236,7 @@ class RowTable(Generic[R]):
                 return False
             leaving.append(later.pop())
         for other in leaving:
+            other.has_lent = other.lends and not row.spans_replicas
             self.preempt(other)
         return True
 
@@ -260,3 +268,8 @@ class RowTable(Generic[R]):
         self._note_text(row)
         for slot in row.slots:
             self._cache.give_back(slot)
+
+
+def _yields(row: Row, other: Row) -> bool:
+    """Whether a row that may yield does so to another one that waits."""
+    return not other.lends and (row.precedence > other.precedence or (row.lends and not other.spans_replicas))

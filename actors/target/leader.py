@@ -56,15 +56,14 @@ class EnsembleLeader:
     def follow_slots(self, now_s: float) -> None:
         """Invite the members of rows that got a slot here, and release those of rows that lost theirs.
 
-        So a request holds no slot elsewhere while it waits for one here.
+        So a request holds no slot elsewhere while it waits for one here. One that has lent its slot keeps its members:
+        it has it back as soon as it needs it.
         """
         for row in self._rows.values():
             assert row.ensemble is not None
-            if (row.slot >= 0) == row.ensemble.is_invited:
-                continue
-            if row.slot >= 0:
+            if row.slot >= 0 and not row.ensemble.is_invited:
                 self._invite(row, row.ensemble, now_s)
-            else:
+            elif row.slot < 0 and row.ensemble.is_invited and not row.has_lent:
                 self._withdraw(row, row.ensemble)
 
     def _invite(self, row: TargetRow, ensemble: EnsembleRounds, now_s: float) -> None:
@@ -124,11 +123,14 @@ class EnsembleLeader:
 
     def reconcile(self, replica: str, report: Report) -> None:
         """Cancel requests that a member should not have, and send again what it seems not to have received."""
-        for request_id in report.request_ids:
+        first_waiting = len(report.request_ids) - report.own_waiting  # waiting ones come last
+        for index, request_id in enumerate(report.request_ids):
             row = self._rows.get(request_id)
             ensemble = None if row is None else row.ensemble
             if ensemble is None or not ensemble.is_invited or replica not in ensemble.others:
                 self._send(replica, Cancel(request_id))
+            else:
+                ensemble.note_waiting(replica, waits=index >= first_waiting)
         for member_key, (message, reports) in list(self._unanswered.items()):
             if member_key[1] == replica:
                 self._unanswered[member_key] = message, reports + 1

@@ -84,6 +84,10 @@ class TargetRow(ServedRow):
         return self.entered and (self.ensemble is None or self.ensemble.is_joined)
 
     @property
+    def lends(self) -> bool:
+        return self.ensemble is not None and self.ensemble.waits_for_slots
+
+    @property
     def verifies(self) -> bool:
         return len(self.tokens) - self.cached <= 1 and self.ready and (self.ensemble is None or self.ensemble.is_idle)
 

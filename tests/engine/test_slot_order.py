@@ -100,6 +100,27 @@ def test_requests_to_a_member_do_not_wait_for_ensembles_whose_leader_is_full() -
     assert stage.engine.loops["second"].load().active == 1
 
 
+def test_requests_to_a_leader_do_not_wait_for_ensembles_whose_member_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those have their slots back at once when the member has one for them, so they are no later."""
+    monkeypatch.setattr("actors.loops.mailbox.REPORT_PERIOD_S", 0.0)
+    stage = turns({"first": 2, "second": 1})
+    first, second, *_ = (
+        [stage.begin(request)] for request in requests([endpoint("first", "second")], 12, max_tokens=30)
+    )
+    stage.take(6)
+    params = SamplingParams(max_tokens=40, temperature=0)
+    plain = [stage.begin(Request(endpoint("first"), PROMPTS[9], params, arrived_at_s=9 + i)) for i in range(8)]
+    stage.take(6)
+    assert any(plain)
+    assert not has_ended(first[0][-1])
+    stage.finish(first, at_most=200)
+    ended = sum(bool(deltas) and has_ended(deltas[-1]) for deltas in plain)
+    stage.finish(second, at_most=100)
+    assert sum(has_ended(deltas[-1]) for deltas in plain if deltas) <= ended + 3
+    stage.finish(plain, at_most=1000)
+    assert len({tuple(tokens(deltas)) for deltas in plain}) == 1
+
+
 def test_a_leader_that_died_holds_no_slots_of_members() -> None:
     stage = turns({"first": 2, "second": 2})
     for request in requests([endpoint("first", "second")], 2):

@@ -22,6 +22,7 @@ class EnsembleRow(PlainRow):
 
     spans_replicas = True
     started = False
+    lends = False
 
 
 class StartedRow(EnsembleRow):
@@ -80,3 +81,31 @@ def test_when_pages_run_out_requests_that_have_started_make_room_last_and_in_one
     table.note_forward()
     table.make_ready()
     assert active(table) == [2, 3, 4, 1]
+
+
+def test_a_row_that_waits_for_a_slot_elsewhere_lends_its_own_until_it_can_go_on() -> None:
+    lender, borrower = EnsembleRow(1), PlainRow(3)
+    table = add(lender, PlainRow(2), borrower)
+    table.make_ready()
+    assert active(table) == [1, 2]
+    lender.lends = True
+    table.make_ready()
+    assert active(table) == [2, 3]
+    assert lender.has_lent
+    table.add(EnsembleRow(4))
+    table.make_ready()
+    assert active(table) == [2, 3]  # an ensemble borrows nothing
+    lender.lends = False
+    table.make_ready()
+    assert active(table) == [2, 1]
+    assert not lender.has_lent
+
+
+def test_a_row_that_lends_takes_what_nobody_else_wants_but_preempts_none() -> None:
+    lender = EnsembleRow(1)
+    lender.lends = True
+    table = add(EnsembleRow(2), PlainRow(3), lender)
+    table.make_ready()
+    assert active(table) == [2, 3]
+    table.remove(("c", 3))
+    assert active(table) == [2, 1]
