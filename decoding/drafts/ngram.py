@@ -5,18 +5,21 @@ store shared by many requests counts which tokens followed which, and evicts the
 token ids only.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from decoding.drafts.draft import Draft, ProposerName
+from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName
 from decoding.drafts.token_tree import TokenTree
 
 _LONGEST = 16  # longer matches count as matches of this length
 _DECAY = 0.998  # weight of an observation after the next one of its length
 _PRIOR_TOKENS = 8.0  # the prior counts as so many observations
 _MAX_CONTINUATIONS = 8  # distinct tokens counted after one context
+_SLICE = 2048  # tokens of a text that one call indexes: a long one must not hold up the others
+_MOST_COMPARED = 256  # earlier occurrences of a text's last two tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +50,53 @@ class MatchCalibration:
 
 
 class TextIndex:
-    """The last occurrence of each n-gram of at most `longest` tokens in a growing text, before its end."""
+    """Finds where a growing text's last tokens occurred before. Its memory is that of its distinct pairs of tokens."""
 
     def __init__(self, longest: int) -> None:
+        """longest: the most tokens to compare."""
         self._longest = longest
-        self._ends: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # n-grams that end at or before this position are in the index
+        self._ends: dict[int, int] = {}  # by token: the position after its last occurrence
+        self._pair_ends: dict[int, int] = {}  # the same by `_pair`
+        self._earlier_ends = array("i", [0])  # by such a position: the one of the same pair before; 0: none
+        self._last = -1  # the last token in the index
 
-    def update(self, tokens: Sequence[int]) -> None:
-        """Index the tokens that are new since the last call."""
-        for end in range(self._indexed + 1, len(tokens)):
-            for length in range(1, min(self._longest, end) + 1):
-                self._ends[tuple(tokens[end - length : end])] = end
-        self._indexed = max(self._indexed, len(tokens) - 1)
+    def update(self, tokens: Sequence[int]) -> bool:
+        """Index up to _SLICE new tokens, but not the text's last one. Returns whether none is left."""
+        start = len(self._earlier_ends) - 1
+        for end, token in enumerate(tokens[start : min(start + _SLICE, len(tokens) - 1)], start + 1):
+            pair = _pair(self._last, token)
+            self._earlier_ends.append(self._pair_ends.get(pair, 0))
+            self._ends[token] = self._pair_ends[pair] = end
+            self._last = token
+        return len(self._earlier_ends) == len(tokens)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the length of the longest suffix that occurred before, and its last end; (0, 0): none did."""
-        for length in range(min(self._longest, len(tokens)), 0, -1):
-            end = self._ends.get(tuple(tokens[-length:]))
-            if end is not None:
-                return length, end
-        return 0, 0
+        """Return the length of the longest suffix that occurred before, and its last end; (0, 0): none did.
+
+        Of more than _MOST_COMPARED occurrences of the last two tokens the last are compared. tokens: as in `update`.
+        """
+        end = self._ends.get(tokens[-1], 0)
+        if not end:
+            return 0, 0
+        length = 1
+        candidate = self._pair_ends.get(_pair(*tokens[-2:]), 0) if len(tokens) > 1 else 0
+        for _ in range(_MOST_COMPARED):
+            if not candidate or length == self._longest:
+                break
+            matched = self._matched(tokens, candidate)
+            if matched > length:
+                length, end = matched, candidate
+            candidate = self._earlier_ends[candidate]
+        return length, end
+
+    def _matched(self, tokens: Sequence[int], end: int) -> int:
+        """Return how many tokens before a position are the text's last ones. At least two are."""
+        most = min(self._longest, end)
+        return next((length for length in range(2, most) if tokens[end - 1 - length] != tokens[-1 - length]), most)
+
+
+def _pair(first: int, second: int) -> int:
+    return first << 32 | second
 
 
 class NgramStore:
@@ -175,11 +204,20 @@ class NgramProposer:
         self._known = 0  # length of the text at the last call
         self._guesses: list[_Guess] = []
 
+    def read(self, tokens: Sequence[int]) -> None:
+        """Index a slice of the text."""
+        self._index.update(tokens)
+
     def propose(self, tokens: Sequence[int]) -> Draft:
-        """Propose a chain from the text and one from the store, as a tree; empty if there is no match."""
+        """Propose a chain from the text and one from the store, as a tree; empty if there is no match.
+
+        Empty, too, while a part of the text is still to be indexed: drafts depend on the text alone.
+        """
         for guess in self._guesses:
             guess.learn(tokens)
-        self._index.update(tokens)
+        self._guesses = []
+        if not self._index.update(tokens):
+            return NO_DRAFT
         self._guesses = [self._look_up(tokens)]
         if self._store is not None:
             if self._known:  # the first call has the prompt, which is private

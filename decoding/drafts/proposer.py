@@ -15,6 +15,14 @@ class Proposer(Protocol):
 
     name: ProposerName
 
+    def read(self, tokens: Sequence[int]) -> None:
+        """Prepare for a text, in a time that doesn't grow with it. Called while the target reads the prompt.
+
+        Args:
+            tokens: as in `propose`.
+        """
+        ...
+
     def propose(self, tokens: Sequence[int]) -> Draft:
         """Propose a draft that follows the text. Its probabilities are conditional, as in `DraftTrie.offer`.
 

@@ -32,7 +32,9 @@ from actors.wire.messages import (
     Offer,
     ResendRequest,
 )
+from decoding.drafts import ngram
 from decoding.drafts.draft import Distribution
+from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.text_table import TextTable
 from tests.support.models import VOCAB, tiny_model
@@ -129,6 +131,16 @@ def test_prompts_of_any_length(length: int) -> None:
 def by_drafter(drafted: int, accepted: int) -> dict[str, Any]:
     """The fields of a Commit that name who drafted."""
     return {"drafted_by": {"drafter": drafted}, "accepted_from": ["drafter"] * accepted}
+
+
+def test_ngrams_of_a_long_prompt_are_indexed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the second step has a draft, although no call may index all of the prompt."""
+    monkeypatch.setattr(ngram, "_SLICE", 16)
+    prompt = [token % 20 for token in range(48)]
+    allowed = SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=tuple(range(20)))
+    stage = Stage()
+    commits = stage.send(Admit(1, prompt, len(prompt), allowed, 3, drafter=False, ngram=NgramOptions(1)))
+    assert [commit.drafted for commit in commits[:2] if isinstance(commit, Commit)] == [0, 2]
 
 
 def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:

@@ -1,12 +1,17 @@
 """N-gram look-up against searches of the whole text."""
 
+import random
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoding.drafts import ngram
 from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import MatchCalibration, NgramOptions, NgramProposer, NgramProposers, NgramStore, TextIndex
 from decoding.drafts.proposer import Proposer
@@ -37,6 +42,64 @@ def test_the_index_finds_the_longest_and_last_match(text: list[int], cuts: list[
     for state in growing(text, cuts):
         index.update(state)
         assert index.match(state) == naive_match(state, longest)
+
+
+@pytest.mark.parametrize("slice_length", [1, 7, 40])
+def test_a_long_text_is_indexed_in_slices_and_drafts_are_the_same(slice_length: int) -> None:
+    rng = random.Random(slice_length)
+    text = [rng.randrange(9) for _ in range(300)]
+    whole, sliced = NgramProposer(3), NgramProposer(3)
+    expected = whole.propose(text)
+    with mock.patch.object(ngram, "_SLICE", slice_length):
+        drafts = [sliced.propose(text) for _ in range(-(-299 // slice_length))]
+        assert expected.tokens
+        assert drafts == [Draft([], [])] * (len(drafts) - 1) + [expected]
+        early = NgramProposer(3)
+        for _ in drafts:
+            early.read(text)
+        assert early.propose(text) == expected
+
+
+def test_a_call_indexes_a_bounded_part_of_a_text() -> None:
+    """Counted, because times depend on the machine."""
+
+    class Counting(list[int]):
+        read = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            item = super().__getitem__(key)
+            Counting.read += len(item) if isinstance(key, slice) else 1
+            return item
+
+    text = Counting(index % 50_000 for index in range(100_000))
+    proposer = NgramProposer(draft_length=3)
+    for _ in range(60):
+        Counting.read = 0
+        draft = proposer.propose(text)
+        assert Counting.read < 4000
+    assert draft.tokens == [0, 1, 2]
+
+
+def test_of_many_occurrences_the_last_are_compared() -> None:
+    """The longest match is too far back; the last of the shorter ones counts."""
+    text = [9, 1, 2, 5, *[8, 1, 2, 6] * 256, 9, 1, 2]
+    index = TextIndex(3)
+    while not index.update(text):
+        pass
+    assert index.match(text) == (2, len(text) - 4)
+    assert naive_match(text, 3) == (3, 3)
+
+
+def test_the_index_of_a_long_text_is_small() -> None:
+    rng = random.Random(0)
+    text = [rng.randrange(50_000) for _ in range(32_000)]
+    tracemalloc.start()
+    index = TextIndex(4)
+    while not index.update(text):
+        pass
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 32_000 * 160  # where hardly a pair occurs twice; n-grams of each length took 400
 
 
 @repeatable
