@@ -86,13 +86,22 @@ class Drafter:
         offers = [row.offer(nodes) for row, nodes in drafted if nodes]
         return [offer for offer in offers if offer is not None]
 
-    def turn(self) -> None:
-        """Receive, schedule, run, take and offer, flush: one forward over whatever the rows have to run, or a chain."""
+    @property
+    def reading(self) -> bool:
+        """Whether a row has more text to read than its last token."""
+        return any(row.pending > 1 for row in self._due())
+
+    def turn(self, *, steps: bool = True, reads: bool = True) -> None:
+        """Receive, schedule, run, take and offer, flush: one forward over whatever the rows have to run, or a chain.
+
+        steps: whether to run rows that can draft, with at most WIDTH tokens to read. reads: those with more than one.
+        """
         for peer, message in self._mailbox.receive(self.timeout_s()):
             self._handle(peer, message)
         for row, error in self._rows.make_ready():
             self._give_back(row, error)
-        for part in self._parts(self._scheduler.schedule(self._due())):
+        due = [row for row in self._due() if (steps and not row.prefilling) or (reads and row.pending > 1)]
+        for part in self._parts(self._scheduler.schedule(due)):
             self._scheduler.run(self._step, [share for share in part if share.row.slot >= 0])  # others were preempted
         if self._adaptation is not None:
             self._adaptation.turn(idle=len(self._rows) == 0)

@@ -1,10 +1,11 @@
 """A drafter colocated with a target: on the same device, in the same thread, alternating with the target.
 
 Each row gets exactly one draft per step and none ahead of verification, because drafting delays the step. In return, no
-message travels between processes, and each model has the whole device while it runs. Knows nothing of coordinators.
+message travels between processes, and each model has the whole device while it runs. Prompts are read beside the
+target's chunks, so the first step after them has a draft. Knows nothing of coordinators.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -49,17 +50,26 @@ class ColocatedDrafter:
         """Whether the row has a drafter."""
         return row.drafter
 
+    def read(self, rows: Iterable[TargetRow]) -> bool:
+        """Read a chunk of the texts of rows that the target reads or has read. Returns whether there was one."""
+        new = [row for row in rows if row.drafter and row.slot >= 0 and row.key not in self._sent_lengths]
+        if not new and not self._drafter.reading:
+            return False
+        self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, new)])
+        self._drafter.turn(steps=False)
+        return True
+
     def draft(self, rows: Sequence[TargetRow]) -> set[RowKey]:
-        """Put drafts of what follows their texts into the rows' tries. A new prompt may take several calls.
+        """Put drafts of what follows their texts into the rows' tries. A long text must have been read before.
 
         Returns the rows that got a draft.
         """
         before = replace(self._drafter.times)
         drafted = {row.key[1]: row for row in rows if row.drafter}
         self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, drafted.values())])
-        self._drafter.turn()
+        self._drafter.turn(reads=False)
         while self._drafter.drafting and self._drafter.times.preemptions == before.preemptions:
-            self._drafter.turn()  # without pages for all rows, the target does not wait for the rest
+            self._drafter.turn(reads=False)  # without pages for all rows, the target does not wait for the rest
         for _, message in self._link.receive(0.0):
             if isinstance(message, Failed):
                 self._give_up(message)

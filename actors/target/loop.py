@@ -84,6 +84,7 @@ class Target:
         self._scheduler.run(self._finish_rounds, self._scheduler.schedule(self._rows.blendable))
         self._scheduler.run(self._step, self._scheduler.schedule(self._due_rows(self._wait_s())))
         self._mailbox.close_turn()
+        self._read_beside()
 
     def _receive(self) -> None:
         """Receive, and wait if there is nothing to compute. That counts as time of a step if rows are being decoded."""
@@ -132,6 +133,18 @@ class Target:
         drafts = self._planner.choose_drafts(rows, now_s, others=others, drafting_s=now_s - began_s)
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)
+
+    def _read_beside(self) -> None:
+        """Let a colocated drafter read a chunk of the prompts, too. What the target chose has been sent before."""
+        drafter = self._colocated_drafter
+        if drafter is None or not self._rows.drafting or drafter.name in self._proposers.resting:
+            return
+        began_s = time.perf_counter()
+        if drafter.read(self._rows.writers):
+            seconds = time.perf_counter() - began_s
+            self.times.drafted_s += seconds
+            self._counted_until_s += seconds
+            self._planner.note_reading(seconds)
 
     def _request_logits(self, rows: list[TargetRow]) -> None:
         """Begin the rounds of ensembles, so that members compute their logits while the leader does."""

@@ -34,7 +34,7 @@ class DraftPlanner:
         self._plain_cost_s = {leading: deepcopy(self._step_cost_s) for leading in (False, True)}
         first_cost_s = deepcopy(self._step_cost_s)  # never corrected, so that times of two sizes can be compared
         self._prefill_cost_s = deepcopy(self._step_cost_s)
-        # Since the last step: actual and expected seconds of prefill, and whether a draft was offered.
+        # Since the last step: seconds of prefill, a drafter's too; those expected; and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
         self.trial = SpeculationTrial(
@@ -128,6 +128,10 @@ class DraftPlanner:
         self._prefill_work_s += self._prefill_cost_s(tokens)
         if self.trial.is_resting:
             self._prefill_cost_s.note(tokens, seconds)
+
+    def note_reading(self, seconds: float) -> None:
+        """Learn from the time in which a colocated drafter read prompts: without drafts there would be none."""
+        self._prefilled_s += seconds
 
     def note_round(
         self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool, prompt_tokens: int = 0

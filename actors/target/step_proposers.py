@@ -51,6 +51,7 @@ class StepProposers:
         """
         self._proposers, self._note_drafting, self._adaptive = proposers, note_drafting, adaptive
         self._asked: list[StepProposer] = []  # before this step
+        self.resting: set[ProposerName] = set()  # that did not pay in the last step that had drafts
         self._size = 0  # of this step, as a power of two: with other numbers of rows, other proposers pay
         # Seconds of a call, by proposer and size.
         self._costs: defaultdict[tuple[ProposerName, int], _RunningMean] = defaultdict(_RunningMean)
@@ -74,9 +75,10 @@ class StepProposers:
             OutOfPagesError: as in `Runner.logits`.
         """
         self._size = len(rows).bit_length()
-        self._asked = [each for each in self._proposers if any(each.drafts_for(row) for row in rows)]
+        useful = self._asked = [each for each in self._proposers if any(each.drafts_for(row) for row in rows)]
         if self._adaptive:
             self._drop_idle(step_s)
+        self.resting = {each.name for each in useful if each not in self._asked}
         self._rows = {row.key for row in rows}
         drafted: list[set[RowKey]] = []
         for proposer in self._asked:

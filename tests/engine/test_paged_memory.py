@@ -1,8 +1,12 @@
 """Texts are the same however few pages there are; common prefixes are in memory once; no page is lost."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -16,6 +20,7 @@ from actors.replica.roles import Role
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
+from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import noisy
@@ -26,6 +31,7 @@ MODELS = {"target": tiny_model("llama-gqa"), "member": tiny_model("qwen3"), "dra
 ROLES: dict[str, Role] = {"target": "target", "member": "target", "drafter": "drafter"}
 PLAIN = Endpoint("plain", "target", None, 0, decode=str)
 DRAFTED = Endpoint("drafted", "target", "drafter", 4, decode=str)
+NGRAMS = Endpoint("looked up", "target", None, 4, decode=str, ngram=NgramOptions(shared=True))
 BLENDED = Endpoint(
     "blended", "target", "drafter", 4, decode=str, members=["member"], ensemble=EnsembleOptions(blend=BlendParams())
 )
@@ -47,11 +53,12 @@ def running(*, slots: int, pages: int | None = None) -> Iterator[tuple[Engine, d
         assert not runner.cache.tables.any()
 
 
+def tokens_of(answer: Iterable[Delta]) -> list[int]:
+    return [token for delta in answer for token in delta.tokens]
+
+
 def texts(answers: list[list[Delta]]) -> list[object]:
-    return [
-        ([token for delta in answer for token in delta.tokens], [other.tokens for other in answer[-1].others])
-        for answer in answers
-    ]
+    return [(tokens_of(answer), [other.tokens for other in answer[-1].others]) for answer in answers]
 
 
 def requests() -> list[Request]:
@@ -83,6 +90,47 @@ def test_memory_that_is_filled_to_the_last_page_loses_nothing(pages: int, alone:
     with running(slots=8, pages=pages) as (engine, runners):
         assert texts(engine.generate(ASKED)) == alone
         assert runners["target"].cache.allocator.evictions > 0
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_random_requests_some_of_which_are_cancelled_write_what_plain_decoding_writes(count: int) -> None:
+    """Drafts by drafter and n-grams, common beginnings, and clients that leave: on pages for about two requests."""
+    rng = random.Random(5)
+    asked = [random_request(rng, index) for index in range(count)]
+    leaves_after = [rng.choice([1, 2, 3, 8, *[1000] * 12]) for _ in asked]  # deltas
+    with running(slots=8) as (engine, _):
+        expected = [tokens_of(answer) for answer in engine.generate([replace(each, endpoint=PLAIN) for each in asked])]
+    with running(slots=8, pages=11) as (engine, runners), ThreadPoolExecutor(12) as clients:
+
+        def ask(request: Request, deltas: int) -> list[int]:
+            return tokens_of(islice(engine.stream(request), deltas))
+
+        written = list(clients.map(ask, asked, leaves_after))
+        times = engine.loops["target"].times
+        assert runners["target"].cache.allocator.evictions + times.preemptions > 0
+    wrong = [
+        index
+        for index, (text, whole, deltas) in enumerate(zip(written, expected, leaves_after, strict=True))
+        if text != (whole if deltas == 1000 else whole[: len(text)])
+    ]
+    assert not wrong
+    assert sum(map(len, written)) > 10 * count
+
+
+def random_request(rng: random.Random, seed: int) -> Request:
+    """Return a request that fits into 11 pages. A third begin alike."""
+    stem = [(7 * index) % VOCAB for index in range(rng.choice([0, 0, 20, 60]))]
+    prompt = [*stem, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 60)))]
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1},
+        {"temperature": 0.7, "repetition_penalty": 1.3, "top_p": 0.9},
+        {"temperature": 0, "no_repeat_ngram_size": 2},
+        {"temperature": 1, "frequency_penalty": 0.5, "min_tokens": 4, "eos_token_ids": (1, 2, 3)},
+    ]
+    params = SamplingParams(max_tokens=rng.randint(4, 40), seed=seed, **rng.choice(settings))
+    endpoint = rng.choice([PLAIN, DRAFTED, NGRAMS, replace(NGRAMS, drafter="drafter")])
+    return Request(endpoint, prompt, params, cache_salt=rng.choice(["", "", "", "own"]))
 
 
 def test_rows_that_grow_beyond_the_memory_are_preempted_and_write_the_same() -> None:

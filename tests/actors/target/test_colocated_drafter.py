@@ -98,6 +98,36 @@ def test_a_copy_of_the_target_is_always_right() -> None:
     assert statistics.acceptance_length > 4
 
 
+@pytest.mark.parametrize("length", [5, 40, 300])
+def test_the_first_step_after_a_prompt_has_a_draft(length: int) -> None:
+    """The drafter reads a long prompt beside the target's chunks."""
+    models = [runner(0, max_length=340) for _ in range(2)]
+    endpoint = Endpoint("e", "target", "drafter", 4, str, colocated=True)
+    prompt = [(7 * index) % 60 for index in range(length)]
+    options = LoopOptions(adaptive=False, prefill_chunk=32, colocated=models[1])
+    with Engine({"target": ("target", models[0])}, options) as made:
+        (answer,) = made.generate([Request(endpoint, prompt, SamplingParams(max_tokens=12, temperature=0))])
+    assert [delta.statistics.drafted for delta in answer[:2]] == [0, 4]
+
+
+def test_a_step_is_delayed_by_one_chunk_of_the_drafter() -> None:
+    """Rows that can't draft a chain take a turn of the drafter for each token. Only one turn reads."""
+    drafter = runner(0, max_length=340)
+    colocated = ColocatedDrafter(drafter, lambda tokens: True, LoopOptions(prefill_chunk=32))
+    penalised = SamplingParams(max_tokens=20, temperature=0, repetition_penalty=1.2)
+    admits = [Admit(1, [1, 2, 3], 3, penalised, 4, drafter=True), Admit(2, [4] * 300, 300, penalised, 4, drafter=True)]
+    rows = [TargetRow("c", admit, acceptance=0.5) for admit in admits]
+    rows[0].slot = rows[1].slot = 0
+    assert colocated.read(rows)
+    assert colocated.draft(rows[:1]) == {rows[0].key}
+    long = colocated._drafter._rows.get(("target", 2))
+    assert long is not None
+    assert long.cached == 32
+    while colocated.read(rows):
+        pass
+    assert colocated.draft(rows[1:]) == {rows[1].key}
+
+
 def test_rejection_sampling_takes_what_is_drawn() -> None:
     with engine(drafter=runner(0)) as drafted:
         texts, statistics = run(drafted, requests(SETTINGS[3:] * 4, colocated=True))
