@@ -142,6 +142,7 @@ class DrafterRow(Row):
     def _text_input(self, limit: int) -> RowInput:
         """Return at most `limit` pending tokens. No node is cached then, because the root comes first."""
         self._compact()
+        self.history.read_ahead()
         (run,) = super().inputs(limit)
         self._start = run.start
         self._trunk = self._used = self.cached = run.end

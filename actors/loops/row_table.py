@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Generic
 
 from actors.loops.row import R, Row, RowKey
-from actors.model.page_tables import PageTables, extend_keys
+from actors.model.page_tables import PageKeys, PageTables
 from actors.wire.messages import AdaptationState, Report
 
 PREPARING_S = 0.002  # polling period while no row is ready
@@ -164,33 +164,36 @@ class RowTable(Generic[R]):
         """Let others take over the row's full pages."""
         full = min(row.cached_prefix, len(row.tokens)) // self._cache.page_size
         if self._cache.known[row.slot] < full <= self._cache.held_pages(row.slot):
-            extend_keys(row.page_keys, row.tokens, full, self._cache.page_size, row.cache_salt)
-            self._cache.note_text(row.slot, row.page_keys[:full])
+            self._cache.note_text(row.slot, self._keys(row, full))
 
     def _share_pages(self, row: R, computing: dict[bytes, R]) -> None:
         """Take over pages of the row's prompt. If a row before it computes the next one, it waits a turn."""
         if (len(row.tokens) - 1) // self._cache.page_size <= row.cached // self._cache.page_size:
             return
-        reusable = self._reusable_pages(row)
-        if not reusable or row.cached_prefix < row.cached:
+        keys = self._reusable_keys(row)
+        if not keys or row.cached_prefix < row.cached:
             return
-        held = self._cache.extend(row.slot, row.page_keys[:reusable], row.cached)
+        held = self._cache.extend(row.slot, keys, row.cached)
         if held > row.cached:
             row.reused = (row.reused or 0) + held - row.cached
             row.resume(held)
         page = row.cached // self._cache.page_size
-        if page < reusable and not row.resting:
-            first = computing.setdefault(row.page_keys[page], row)
+        if page == len(keys):
+            return
+        if self._cache.is_known(keys[page]):  # it takes over more in the next turn
+            row.waits_for_pages = True
+        elif not row.resting:
+            first = computing.setdefault(keys[page], row)
             if first is not row:
                 row.waits_for_pages, first.shortest_waiting = True, min(first.shortest_waiting, row.pending)
 
-    def _reusable_pages(self, row: R) -> int:
-        """Return how many pages of the row's text need not be computed if others have them, and compute their keys."""
-        if not row.may_share:
-            return 0
+    def _reusable_keys(self, row: R) -> PageKeys:
+        """Return the keys of the pages of the row's text that need not be computed if others have them."""
         count = (len(row.tokens) - 1) // self._cache.page_size  # the last token is always run
-        extend_keys(row.page_keys, row.tokens, count, self._cache.page_size, row.cache_salt)
-        return count
+        return self._keys(row, count if row.may_share else 0)
+
+    def _keys(self, row: R, count: int) -> PageKeys:
+        return PageKeys(row.page_keys, row.tokens, count, self._cache.page_size, row.cache_salt)
 
     def _fill_slots(self, *, preempt: bool = False) -> None:
         """Let rows enter in their order, and rows behind those that have no room use what is free until then.
@@ -218,7 +221,7 @@ class RowTable(Generic[R]):
 
     def _enter(self, row: R) -> None:
         del self._waiting[row.key]
-        row.slot, held = self._cache.take(row.page_keys[: self._reusable_pages(row)])
+        row.slot, held = self._cache.take(self._reusable_keys(row))
         row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
         row.resume(held)
         row.has_lent = False
@@ -251,14 +254,16 @@ class RowTable(Generic[R]):
         if self._is_full and not leaving:
             return False
         released = self._cache.released_pages(slots)
-        keys = row.page_keys[: self._reusable_pages(row)]
-        needed = self._cache.missing_pages(keys, self._columns(row), released) + row.slots_needed - 1
+        left = self._cache.allocator.available + len(released) - row.slots_needed + 1
         for other in staying:
             text = -(-self._columns(other) // self._cache.page_size)
             held = sum(map(self._cache.held_pages, other.slots))
             missing = max(0, text - self._cache.held_pages(other.slot)) + other.slots_needed
-            needed += min(missing, other.slots_needed * self._cache.pages_per_slot - held)
-        return needed <= self._cache.allocator.available + len(released)
+            left -= min(missing, other.slots_needed * self._cache.pages_per_slot - held)
+        columns = self._columns(row)
+        if self._cache.missing_pages((), columns) <= left:  # without the keys of a long text
+            return True
+        return self._cache.missing_pages(self._reusable_keys(row), columns, released) <= left
 
     def _columns(self, row: R) -> int:
         """Return how many columns of its first slot a row needs for its text, and its next token with a draft."""

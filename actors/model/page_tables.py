@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
+from itertools import repeat
+from typing import Any
 
 import torch
 
@@ -16,19 +18,41 @@ from actors.model.page_allocator import PageAllocator
 from decoding.errors import OutOfPagesError
 
 PAGE_SIZE = 16  # columns
+_MOST_TAKEN = 512  # pages that one call takes over: a long text must not hold up the others
 
 
-def extend_keys(keys: list[bytes], text: Sequence[int], count: int, page_size: int = PAGE_SIZE, salt: str = "") -> None:
-    """Append to the keys of a text's first pages until there are `count`.
+class PageKeys(Sequence[bytes]):
+    """The keys of a text's first pages, each computed when it is first read.
 
     A key is a hash of the page's tokens and the key before, so it stands for the whole text up to there. Texts with
     different salts have different keys.
     """
-    first = blake2b(salt.encode(), digest_size=16).digest() if salt else b""
-    for index in range(len(keys), count):
-        tokens = array("i", text[index * page_size : (index + 1) * page_size])
-        parent = keys[index - 1] if index else first
-        keys.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+
+    def __init__(
+        self, known: list[bytes], text: Sequence[int], count: int, page_size: int = PAGE_SIZE, salt: str = ""
+    ) -> None:
+        """known: the first of them, to which others are added."""
+        self._known, self._text, self._count, self._page_size, self._salt = known, text, count, page_size, salt
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= self._count:
+            raise IndexError(index)
+        while len(self._known) <= index:
+            self._add()
+        return self._known[index]
+
+    def _add(self) -> None:
+        start = len(self._known) * self._page_size
+        tokens = array("i", self._text[start : start + self._page_size])
+        parent = self._known[-1] if self._known else self._first
+        self._known.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+
+    @property
+    def _first(self) -> bytes:
+        return blake2b(self._salt.encode(), digest_size=16).digest() if self._salt else b""
 
 
 class PageTables:
@@ -68,9 +92,10 @@ class PageTables:
     def clear(self, slot: int) -> None:
         """Release all pages of a slot, so that its last pages are evicted first."""
         pages = self._pages[slot]
-        for index in reversed(range(len(pages))):
-            self.allocator.release(pages[index])
-            self._write(slot, index, 0)
+        for page in reversed(pages):
+            self.allocator.release(page)
+        self._entries[slot, : len(pages)] = 0
+        self._written.update(dict.fromkeys(zip(repeat(slot), range(len(pages)), strict=False)))
         self._pages[slot], self.known[slot] = [], 0
 
     def clear_all(self) -> None:
@@ -79,14 +104,22 @@ class PageTables:
             self.clear(slot)
 
     def extend(self, slot: int, keys: Sequence[bytes], held: int) -> int:
-        """Take over known pages of a text whose first `held` tokens the slot has. Return how many it has then."""
-        for index in range(held // self.page_size, len(keys)):
+        """Take over known pages of a text whose first `held` tokens the slot has. Return how many it has then.
+
+        Call it again while `is_known` of the next page.
+        """
+        first = held // self.page_size
+        for index in range(first, min(first + _MOST_TAKEN, len(keys))):
             page = self.allocator.find(keys[index])
             if page is None:
                 break
             self._hold(slot, index, page)
             self.known[slot], held = index + 1, (index + 1) * self.page_size
         return held
+
+    def is_known(self, key: bytes) -> bool:
+        """Return whether a slot could take over the page with this key."""
+        return self.allocator.find(key) is not None
 
     def note_text(self, slot: int, keys: Sequence[bytes]) -> None:
         """Make the slot's first pages, which are full of text, known by these keys."""

@@ -118,6 +118,7 @@ class TargetRow(ServedRow):
     def take(self, logits: Tensor, rows: range) -> None:
         """Note what decides on the draft. The leader of an ensemble blends it with what the members reply."""
         if self.prefilling:
+            self.history.read_ahead()
             if self.proposer is not None:
                 self.proposer.read(self.tokens)
             if self.wants_prompt_logprobs:

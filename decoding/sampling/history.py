@@ -12,6 +12,8 @@ from decoding.sampling.noise import stream_key
 from decoding.sampling.params import SamplingParams, Traits
 from decoding.sampling.token_lists import TokenSet
 
+_SLICE = 2048  # tokens
+
 
 class History:
     """The committed text of a request: prompt and answer. Its indices are built on first use and updated lazily.
@@ -88,6 +90,11 @@ class History:
     def ngrams(self) -> "NgramIndex":
         """The n-grams of the text; n is the request's `no_repeat_ngram_size`."""
         return NgramIndex(self.tokens, self.params.no_repeat_ngram_size)
+
+    def read_ahead(self) -> None:
+        """Index a slice of the text if steps will need it: the first one should not have to index a long prompt."""
+        if self.params.no_repeat_ngram_size:
+            self.ngrams.update(_SLICE)
 
 
 class Position(NamedTuple):
@@ -168,10 +175,14 @@ class NgramIndex:
         self._text, self._size, self._end = tokens, size, size - 1
         self._continuations: dict[tuple[int, ...], set[int]] = {}
 
-    def continuations(self, prefix: tuple[int, ...]) -> Collection[int]:
-        """Return the tokens that have followed these n − 1 tokens."""
-        for end in range(self._end, len(self._text)):
+    def update(self, most: int) -> None:
+        """Index at most so many tokens that are new."""
+        start, self._end = self._end, max(self._end, min(self._end + most, len(self._text)))
+        for end in range(start, self._end):
             context = tuple(self._text[end - self._size + 1 : end])
             self._continuations.setdefault(context, set()).add(self._text[end])
-        self._end = max(self._end, len(self._text))
+
+    def continuations(self, prefix: tuple[int, ...]) -> Collection[int]:
+        """Return the tokens that have followed these n − 1 tokens."""
+        self.update(len(self._text))
         return self._continuations.get(prefix, ())

@@ -1,17 +1,19 @@
 """Log-probabilities of tokens under the model's own distribution, before logits processors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
 from decoding.sampling.transfer import tensor_on
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """The log-probability of a token, given the tokens before it."""
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """The log-probability of a token, given the tokens before it.
+
+    A long prompt has very many, which the garbage collector needs not look through.
+    """
 
     token: int
     logprob: float

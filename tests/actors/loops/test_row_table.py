@@ -118,6 +118,34 @@ def test_rows_with_the_same_prompt_wait_for_the_first_and_take_over_its_pages() 
     assert tables.allocator.shared == 3
 
 
+def test_a_long_prefix_is_taken_over_in_parts_and_not_computed_meanwhile() -> None:
+    table, tables = make_table(2, capacity=64)
+    first, second = (make_row(i, tokens=[*range(40), i]) for i in range(2))
+    table.add(first)
+    compute(tables, first, 41)
+    table.make_ready()
+    with mock.patch("actors.model.page_tables._MOST_TAKEN", 3):
+        table.add(second)
+        states = [(second.cached, second.ready)]
+        for _ in range(3):
+            table.make_ready()
+            states.append((second.cached, second.ready))
+    assert states == [(12, True), (24, False), (36, False), (40, True)]
+    assert (second.reused, tables.allocator.shared) == (40, 10)
+
+
+def test_keys_of_a_new_text_are_computed_as_its_pages_are() -> None:
+    """No turn hashes all of a long prompt."""
+    table, tables = make_table(2, capacity=4096)
+    row = make_row(1, tokens=list(range(4000)))
+    table.add(row)
+    table.make_ready()
+    assert len(row.page_keys) == 1
+    compute(tables, row, 20)
+    table.make_ready()
+    assert len(row.page_keys) == 6
+
+
 def test_nobody_waits_for_a_row_that_is_gone_or_rests() -> None:
     table, _ = make_table(3, capacity=32)
     rows = [make_row(i, tokens=list(range(14))) for i in range(3)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.model.page_allocator import PageAllocator
-from actors.model.page_tables import PageTables, extend_keys
+from actors.model.page_tables import PageKeys, PageTables
 from decoding.errors import OutOfPagesError
 from tests.support.properties import repeatable
 
@@ -15,9 +15,7 @@ SIZE, SLOTS, CAPACITY = 4, 4, 40
 
 
 def keys_of(text: list[int], size: int = SIZE) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_keys(keys, text, len(text) // size, size)
-    return keys
+    return list(PageKeys([], text, len(text) // size, size))
 
 
 class Pages:

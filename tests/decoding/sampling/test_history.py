@@ -16,10 +16,12 @@ def history_of(prompt: list[int], **settings: int) -> History:
 
 
 @repeatable
-@given(texts, growth, st.integers(1, 4))
-def test_followers_are_those_of_the_whole_text(prompt: list[int], steps: list[list[int]], size: int) -> None:
+@given(texts, growth, st.integers(1, 4), st.integers(0, 5))
+def test_followers_are_those_of_the_whole_text(prompt: list[int], steps: list[list[int]], size: int, most: int) -> None:
+    """Also if a part of it was indexed before."""
     history = history_of(prompt, no_repeat_ngram_size=size)
     for step in steps:
+        history.ngrams.update(most)
         text = history.tokens
         ngrams = {tuple(text[start : start + size]) for start in range(len(text) - size + 1)}
         for prefix in {ngram[:-1] for ngram in ngrams} | {(9,) * (size - 1)}:
@@ -41,4 +43,5 @@ def test_a_position_knows_where_it_is_and_what_is_before_it(prompt: list[int], p
 
 def test_what_nobody_asks_for_is_not_made() -> None:
     history = history_of([1, 2, 3])
+    history.read_ahead()
     assert history.__dict__.keys() == {"params", "tokens", "prompt_length"}
