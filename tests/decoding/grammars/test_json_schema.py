@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from decoding.errors import InvalidRequestError

@@ -55,10 +55,12 @@ def test_definitions_of_the_same_name_stay_apart(ask: Any, key: str) -> None:
     references = {"x": {"$ref": f"#/{key}/I"}, "y": {"$ref": "#/properties/x"}}
     tools = {"f": closed(references, **{key: {"I": ITEM}}), "g": closed(references, **{key: {"I": WORD}})}
     structure = ask(tools)
-    for arguments in ({"x": {"n": 1}}, {"y": {"n": 1}}, {"x": {}, "y": {}}):
+    items: list[dict[str, Any]] = [{"x": {"n": 1}}, {"y": {"n": 1}}, {"x": {}, "y": {}}]
+    for arguments in items:
         assert allows(structure, "f", arguments)
         assert not allows(structure, "g", arguments)
-    for arguments in ({"x": "abc"}, {"y": ""}):
+    words: list[dict[str, Any]] = [{"x": "abc"}, {"y": ""}]
+    for arguments in words:
         assert allows(structure, "g", arguments)
         assert not allows(structure, "f", arguments)
     assert not allows(structure, "g", {"x": "abcd"})
