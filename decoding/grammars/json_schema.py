@@ -106,7 +106,8 @@ def _with_spelled_keys(schema: dict[str, Any]) -> dict[str, Any]:
     """Allow further keys by a pattern: llguidance writes these in one way, control characters aside."""
     if not _declared(schema) or schema.get("additionalProperties") is False:
         return schema
-    return {**schema, "patternProperties": {"": True}, "additionalProperties": False}
+    # With "" as the pattern, which means the same, masks take five times as long.
+    return {**schema, "patternProperties": {"^": True}, "additionalProperties": False}
 
 
 def _with_exact_format(schema: dict[str, Any]) -> dict[str, Any]:
