@@ -1,4 +1,4 @@
-"""From the command to the first token, and what an idle server costs: `python -m benchmarks.micro.first_contact`.
+"""From the command to the first token, and what an idle server costs: `python -m benchmarks.first_contact`.
 
 Seconds on the clock mean something on a quiet machine only; processor seconds also elsewhere. Knows the server by its
 command line and its HTTP interface alone.
