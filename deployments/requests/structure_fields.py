@@ -113,7 +113,9 @@ class StructuredOutputs(StrictModel):
 def _check_schema(text: str) -> None:
     try:
         schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise wrong_field("json", "is nested too deeply") from error
+    except ValueError as error:
         raise wrong_field("json", f"is not valid JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise wrong_field("json", "should be a JSON schema, which is an object")

@@ -198,6 +198,11 @@ def test_what_only_tunes_other_servers_is_ignored() -> None:
     assert list(context.names) == list(given)
 
 
+def test_a_schema_in_a_string_may_not_be_nested_without_end() -> None:
+    with pytest.raises(ValidationError, match="is nested too deeply"):
+        completion(structured_outputs={"json": '{"items":' * 9_000 + "{}" + "}" * 9_000})
+
+
 def test_many_choices_are_taken_as_they_are() -> None:
     choices = [f"é{number:04}" for number in range(5000)]
     structure = completion(structured_outputs={"choice": choices}).structure
