@@ -20,6 +20,7 @@ from deployments.replicas.environment import actor_options, runtime_env
 from deployments.replicas.ledger import Ledger
 from deployments.replicas.model_replica import ModelReplica
 from deployments.replicas.names import COORDINATOR, LEDGER, deployment_name
+from deployments.replicas.standby_router import STANDBY_ROUTER
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.scaler import autoscaling_config
 from deployments.validation.strict import StrictModel
@@ -71,13 +72,15 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
     """Build a deployment per model, and the coordinator's.
 
     autoscale: let Serve scale models with `scaling`. That needs the policy, which only a Serve file can name. Only such
-        a file has several coordinators, too, whose keys' limits need a ledger.
+        a file has several coordinators that serve, too, whose keys' limits need a ledger; elsewhere they stand by.
     """
     config = give_cluster_gpus(config, ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0)
     models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
     options = _options() | {
         "graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S
     }  # Serve waits for its requests
+    if not autoscale:
+        options["request_router_config"] = {"request_router_class": STANDBY_ROUTER}
     deploy = serve.deployment(
         name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": runtime_env(threads=1)}, **options
     )

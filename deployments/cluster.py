@@ -3,6 +3,7 @@
 Ray is imported in functions: its environment must be set first, and commands without it start faster.
 """
 
+import asyncio
 import faulthandler
 import logging
 import os
@@ -119,6 +120,14 @@ def serving(
 def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
     """Return a client of a server on this machine, whatever its certificate says."""
     return Client(http.url, api_key, tls=None if http.tls is None else http.tls.client_context(), local=True)
+
+
+def start_standby() -> None:
+    """Start a second coordinator, which serves once the first has died. Returns before it is up."""
+    from deployments.replicas.names import APP_NAME, COORDINATOR
+    from deployments.scaling.scaler import set_replicas
+
+    asyncio.run(set_replicas(APP_NAME, COORDINATOR, 2))
 
 
 def drain(config: ServerConfig) -> int:

@@ -78,6 +78,12 @@ class HttpConfig(StrictModel):
     drain_s: Annotated[float, Field(ge=0)] = Field(
         120, description="Seconds that requests in progress get to end when the server or a coordinator stops."
     )
+    standby: bool | None = Field(
+        None,
+        description="Whether `consort serve` starts a second coordinator, which takes half a GiB and goes on when the "
+        "first dies. null: on machines with 2 cores or more, if 4 GiB are free once models are loaded. On a cluster "
+        "the Serve file says how many coordinators there are.",
+    )
     access_log: bool = Field(False, description="Log a JSON line per request, without its content.")
     cors_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]] | None = Field(
         None,

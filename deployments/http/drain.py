@@ -12,15 +12,17 @@ from deployments.validation.errors import error_response
 
 
 class Drain:
-    """Whether a server still takes requests, and how many are in progress. For use in one event loop."""
+    """Whether a server has taken requests and still does, and how many are in progress. For use in one event loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
+        self.has_served = False  # any request at all
         self._in_progress, self._idle = 0, asyncio.Event()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Count a request as in progress."""
+        self.has_served = True
         self._in_progress += 1
         self._idle.clear()
         try:

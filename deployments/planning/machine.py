@@ -10,6 +10,7 @@ from pathlib import Path
 from actors.loading.memory_rules import free_host_bytes
 
 _MIB = 2**20
+_STANDBY_CORES, _STANDBY_BYTES = 2, 4 * 2**30  # it takes half a GiB, and next to no time
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _QUERY_TIMEOUT_S = 20
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -44,6 +45,11 @@ def this_machine() -> Machine:
             f"{len(gpus)} GPU(s) stay idle: the installed torch computes on CPUs only; install one for CUDA",
         )
     return Machine(tuple(gpu for _, gpu in gpus), _cores(), free_host_bytes(), reason)
+
+
+def has_room_for_standby() -> bool:
+    """Whether a second coordinator takes little of what is free: memory now, and cores altogether."""
+    return _cores() >= _STANDBY_CORES and free_host_bytes() >= _STANDBY_BYTES
 
 
 def prefer_gpus(gpus: Sequence[int]) -> None:

@@ -28,9 +28,14 @@ class AddressQuery:
         held_back: Callable[[], int],
         *,
         wakes: bool,
+        stands_by: Callable[[], bool] = lambda: False,
     ) -> None:
-        """wakes: whether the model scales from 0."""
+        """
+        wakes: whether the model scales from 0.
+        stands_by: whether the coordinator has no requests, and is to get none for now. It is not counted then.
+        """
         self._handle, self._coordinator, self._held_back, self._wakes = handle, coordinator, held_back, wakes
+        self._stands_by = stands_by
         self.coordinators = 1  # that ask this model's replicas
         self._call: Any = None  # a response of Serve's that waits for the first replica
 
@@ -39,14 +44,15 @@ class AddressQuery:
         from deployments.discovery import ReplicaAddresses
 
         held_back = self._held_back()
+        coordinator = None if self._stands_by() else self._coordinator
         try:
-            answers, complete = await answers_of(self._handle.broadcast("address", self._coordinator, held_back))
+            answers, complete = await answers_of(self._handle.broadcast("address", coordinator, held_back))
         except DeploymentUnavailableError as error:
             self._wake(held_back)
             raise UnavailableError(str(error)) from error
         self._call = None
         answers = [answer for answer in answers if isinstance(answer, ReplicaAnswer)]
-        self.coordinators = max((answer.coordinators for answer in answers), default=1)
+        self.coordinators = max([1, *(answer.coordinators for answer in answers)])  # 0: all stand by
         return ReplicaAddresses([answer.address for answer in answers], complete=complete)
 
     def _wake(self, held_back: int) -> None:

@@ -117,7 +117,9 @@ class CoordinatorIngress:
         self._thread.start()
         held_back = self._service.admission.count_unserved
         ask = {
-            model: AddressQuery(handle, link.name, partial(held_back, model), wakes=model in on_demand)
+            model: AddressQuery(
+                handle, link.name, partial(held_back, model), wakes=model in on_demand, stands_by=self._stands_by
+            )
             for model, handle in handles.items()
         }
         self._asks += ask.values()
@@ -131,6 +133,9 @@ class CoordinatorIngress:
         self._tasks = [asyncio.create_task(discovery.run()), asyncio.create_task(self._adapters.run())]
         if shared is not None:
             self._tasks.append(asyncio.create_task(shared.run()))
+
+    def _stands_by(self) -> bool:
+        return not self._drain.has_served
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.http.live_metrics import LiveMetrics

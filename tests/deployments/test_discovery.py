@@ -170,6 +170,22 @@ def test_a_coordinator_hears_from_replicas_how_many_there_are() -> None:
     assert ask.coordinators == 3
 
 
+def test_a_coordinator_that_stands_by_is_not_counted() -> None:
+    """Else the one that serves would leave half of the slots to it."""
+    asked: list[Any] = []
+
+    async def fetch() -> list[Any]:
+        return [SimpleNamespace(get_async=answer)]
+
+    async def answer() -> ReplicaAnswer:
+        return ReplicaAnswer(A, 0)
+
+    ask = AddressQuery(broadcasting(fetch, asked), "b", lambda: 0, wakes=False, stands_by=lambda: True)
+    assert asyncio.run(ask()).addresses == [A]
+    assert asked == [("address", None, 0)]
+    assert ask.coordinators == 1
+
+
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address_query, "_TIMEOUT_S", 0.1)
 

@@ -1,11 +1,14 @@
 """One real server for all tests of this folder: Ray, Serve and the bundled models in float32."""
 
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.client import Client
@@ -46,6 +49,17 @@ class Server:
         """Requests that hold a slot or wait for one, on all models together."""
         reports = [status.report for name in ("Target-target", "Drafter-drafter") for status in self.replicas(name)]
         return sum(report.active + report.waiting for report in reports)
+
+
+def requests_by_coordinator(url: str) -> Counter[str]:
+    """HTTP requests that have ended, by the coordinator that answered."""
+    text = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer key-free"}, timeout=30).text
+    counts = Counter[str]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "consort:requests_total":
+                counts[sample.labels["coordinator"]] += int(sample.value)
+    return counts
 
 
 @pytest.fixture(scope="package")

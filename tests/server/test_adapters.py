@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from deployments.configuration.model import ROOT
 from tests.server.conftest import Server
-from tests.server.test_failures import TARGET, coordinator_pid, wait_for_another
+from tests.server.test_failures import TARGET, coordinator_pids, wait_for_another
 from tests.support.adapters import save_adapter
 from tests.support.waiting import wait_until
 
@@ -46,7 +46,8 @@ def test_a_loaded_adapter_outlives_coordinators_and_replicas(server: Server, tmp
     assert status == 200, reason
     tuned = text(server, "tuned")
     assert tuned not in (None, plain)
-    os.kill(coordinator_pid(), signal.SIGKILL)
+    (pid,) = coordinator_pids()
+    os.kill(pid, signal.SIGKILL)
     wait_until(lambda: text(server, "tuned") == tuned, "the next coordinator knows the adapter", timeout_s=120)
     (before,) = server.replicas(TARGET)
     os.kill(before.pid, signal.SIGKILL)

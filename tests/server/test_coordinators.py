@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serving.servers import free_port
 from deployments.configuration.model import ROOT
+from tests.server.conftest import requests_by_coordinator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -66,16 +66,6 @@ def ask(url: str, key: str | None, body: dict[str, Any]) -> httpx.Response:
 def at_once(url: str, key: str | None, body: dict[str, Any], count: int) -> list[httpx.Response]:
     with ThreadPoolExecutor(count) as pool:
         return [future.result() for future in [pool.submit(ask, url, key, body) for _ in range(count)]]
-
-
-def requests_by_coordinator(url: str) -> Counter[str]:
-    text = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer key-free"}, timeout=30).text
-    counts = Counter[str]()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "consort:requests_total":
-                counts[sample.labels["coordinator"]] += int(sample.value)
-    return counts
 
 
 def test_all_get_the_same_text_and_both_coordinators_answer(url: str) -> None:

@@ -1,5 +1,6 @@
 """Failures: killed replicas, disconnecting clients, many requests at once, bad input."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -12,9 +13,11 @@ import openai
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from deployments.cluster import start_standby
 from deployments.replicas.names import APP_NAME, COORDINATOR
+from deployments.scaling.scaler import set_replicas
 from tests.deployments.bad_input import CASES
-from tests.server.conftest import Server
+from tests.server.conftest import Server, requests_by_coordinator
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -104,14 +107,14 @@ def test_killing_the_target_in_mid_stream_only_delays(
     wait_for_another(server, TARGET, before.pid)
 
 
-def coordinator_pid() -> int:
-    """Process id of the coordinator that these tests started; other servers may run on this machine."""
-    title = f"ray::ServeReplica:{APP_NAME}:{COORDINATOR}"
+def coordinator_pids() -> set[int]:
+    """Process ids of the coordinators that these tests started; other servers may run on this machine."""
+    title, pids = f"ray::ServeReplica:{APP_NAME}:{COORDINATOR}", set[int]()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             if "".join(process.cmdline()).startswith(title):
-                return int(process.pid)
-    pytest.fail("there is no coordinator")
+                pids.add(int(process.pid))
+    return pids
 
 
 @pytest.mark.slow
@@ -119,7 +122,8 @@ def test_killing_the_coordinator_in_mid_stream_only_delays(
     server: Server, client: Any, long_request: tuple[dict[str, Any], str]
 ) -> None:
     request, undisturbed = long_request
-    assert stream_while_killing(client, request, coordinator_pid()) == undisturbed
+    (pid,) = coordinator_pids()
+    assert stream_while_killing(client, request, pid) == undisturbed
 
     def is_back() -> bool:
         reply = server.client.get("/health")
@@ -127,6 +131,34 @@ def test_killing_the_coordinator_in_mid_stream_only_delays(
 
     wait_until(is_back, "another coordinator", timeout_s=90)
     assert client.completions.create(**request).choices[0].text == undisturbed
+
+
+def has_coordinators(count: int) -> bool:
+    """Whether so many are up, and none is starting or stopping."""
+    from ray import serve
+
+    states = serve.status().applications[APP_NAME].deployments[COORDINATOR].replica_states
+    return {str(state): number for state, number in states.items()} == {"RUNNING": count}
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_stands_by_goes_on_when_the_other_dies(
+    server: Server, client: Any, long_request: tuple[dict[str, Any], str]
+) -> None:
+    request, undisturbed = long_request
+    (first,) = coordinator_pids()
+    start_standby()
+    wait_until(lambda: has_coordinators(2), "another coordinator stands by", timeout_s=120)
+    (second,) = coordinator_pids() - {first}
+    assert client.completions.create(**request).choices[0].text == undisturbed
+    assert stream_while_killing(client, request, first) == undisturbed
+    assert second in coordinator_pids()
+    wait_until(lambda: has_coordinators(2), "a third coordinator stands by", timeout_s=120)
+    assert client.completions.create(**request).choices[0].text == undisturbed
+    counts = requests_by_coordinator(server.url)
+    assert sum(count > 0 for count in counts.values()) == 1, counts
+    asyncio.run(set_replicas(APP_NAME, COORDINATOR, 1))
+    wait_until(lambda: has_coordinators(1), "only one coordinator", timeout_s=120)
 
 
 @pytest.mark.slow

@@ -13,15 +13,15 @@ from dataclasses import replace
 import click
 from rich.console import Console
 
-from decoding.errors import ConsortError
+from decoding.errors import ConsortError, UnavailableError
 from deployments.client import DEFAULT_URL, Client
-from deployments.cluster import check_demand, drain, local_client, serving
+from deployments.cluster import check_demand, drain, local_client, serving, start_standby
 from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.mistakes import Mistakes
 from deployments.configuration.model import IS_CHECKOUT
 from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
-from deployments.planning.machine import prefer_gpus, this_machine
+from deployments.planning.machine import has_room_for_standby, prefer_gpus, this_machine
 from deployments.ui.commands.demo import run_demo
 from deployments.ui.commands.progress import ProgressDisplay
 from deployments.ui.serving.plan_lines import configured_table, plan_lines
@@ -71,7 +71,8 @@ def run_server(
         _show_token_reports(config, own_key)
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
-        _wait_for_interrupt()
+        may_stand_by = address is None and has_room_for_standby()
+        _wait_for_interrupt(standby=may_stand_by if config.http.standby is None else config.http.standby)
         _drain(config)
 
 
@@ -203,8 +204,11 @@ def _drain(config: ServerConfig) -> None:
             _console.print(f"[yellow]{left} request(s) have not ended in time.[/]")
 
 
-def _wait_for_interrupt() -> None:
-    """Until Ctrl-C or SIGTERM, which interrupts while a server runs."""
+def _wait_for_interrupt(*, standby: bool = False) -> None:
+    """Until Ctrl-C or SIGTERM, which interrupts while a server runs. standby: start a second coordinator meanwhile."""
     with suppress(KeyboardInterrupt):
+        if standby:
+            with suppress(UnavailableError):  # Serve's controller is busy; one coordinator will do
+                start_standby()
         while True:
             time.sleep(1)  # `signal.pause` would miss a signal that comes just before it

@@ -106,3 +106,12 @@ def test_what_does_not_end_in_time_is_told() -> None:
             return await drain.run(0.01)
 
     assert asyncio.run(stop()) == 2
+
+
+def test_it_is_known_whether_a_coordinator_has_ever_had_a_request() -> None:
+    """One that has not stands by, and is not counted."""
+    drain = Drain()
+    states = [drain.has_served]
+    with drain.hold():
+        states.append(drain.has_served)
+    assert [*states, drain.has_served] == [False, True, True]
