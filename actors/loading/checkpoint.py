@@ -1,5 +1,7 @@
 """Loads models and tokenizers from a local folder or the Hub, through transformers. Knows nothing of loops."""
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -8,7 +10,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,6 +28,7 @@ from decoding.errors import ConfigError
 
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 _SHOWN_WEIGHTS = 3
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     config, skeleton = check_model(spec)
+    _warn_of_outliers(spec, config)
     options: dict[str, Any] = {}
     if spec.quantization is not None:
         if getattr(config, "quantization_config", None) is not None:
@@ -236,10 +240,35 @@ def _merge_adapter(spec: ModelSpec, model: PreTrainedModel) -> PreTrainedModel:
         raise ConfigError(f"models.{spec.name}.adapter needs peft: pip install 'consort[lora]'") from error
     try:
         adapted = PeftModel.from_pretrained(model, spec.adapter, use_safetensors=spec.safetensors_only)
+        _check_untied(adapted)
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     except (*_LOAD_ERRORS, KeyError, TypeError) as error:
         raise ConfigError(f"models.{spec.name}.adapter: can't merge {spec.adapter!r}: {error}") from error
     return merged
+
+
+def _check_untied(adapted: nn.Module) -> None:
+    """Raise ValueError if a layer with LoRA weights shares its own weights: merged, they would act on both layers."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    users = Counter(id(weights) for module in adapted.modules() for weights in module.parameters(recurse=False))
+    layers = ((name, module) for name, module in adapted.named_modules() if isinstance(module, BaseTunerLayer))
+    tied = [name for name, module in layers if users[id(module.get_base_layer().weight)] > 1]
+    if tied:
+        raise ValueError(f"{' and '.join(tied)} shares its weights with another layer (tie_word_embeddings)")
+
+
+def _warn_of_outliers(spec: ModelSpec, config: PretrainedConfig) -> None:
+    """Say so if a checkpoint chooses columns for 16 bits over all tokens of a call, as LLM.int8 does by default."""
+    stored = getattr(config, "quantization_config", None) or {}
+    settings = stored if isinstance(stored, dict) else stored.to_dict()
+    if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
+        _log.warning(
+            "models.%s.path: %s was saved as LLM.int8 with outlier columns (llm_int8_threshold above 0), so a text "
+            "depends on what else is in its batch, and on drafts; save it with llm_int8_threshold 0, or quantise the "
+            "original by `quantization: int8`",
+            *(spec.name, spec.path),
+        )
 
 
 def _cannot_load(spec: ModelSpec, error: Exception) -> ConfigError:

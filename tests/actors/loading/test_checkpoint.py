@@ -9,7 +9,14 @@ import torch
 from accelerate import dispatch_model
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.quantization import Quantization
@@ -119,6 +126,38 @@ def test_an_adapter_is_merged_into_few_bits(quantization: Quantization, tmp_path
     expected, without = logits(adapted), logits(load_model(few_bits))
     actual = logits(load_model(replace(few_bits, adapter=str(adapter))))
     assert (actual - expected).norm() < 0.5 * (without - expected).norm()
+
+
+@peft_asks_for_a_deprecated_name
+@pytest.mark.filterwarnings("ignore:.*tie:UserWarning")
+@pytest.mark.parametrize("targets", [["embed_tokens", "lm_head"], ["embed_tokens"], ["lm_head", "q_proj"]])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_adapter_of_shared_weights_is_refused(targets: list[str], is_tied: bool, tmp_path: Path) -> None:
+    """Merged into one layer, it would act on the other, too."""
+    folder, adapter = tmp_path / "model", tmp_path / "adapter"
+    tiny_model("llama", tie_word_embeddings=is_tied).save_pretrained(folder)
+    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    adapted.save_pretrained(str(adapter), save_embedding_layers=False)
+    if is_tied:
+        with pytest.raises(ConfigError, match=r"models\.m\.adapter: .* shares its weights with another layer"):
+            load_model(spec(folder, adapter=str(adapter)))
+    else:
+        torch.testing.assert_close(
+            logits(load_model(spec(folder, adapter=str(adapter)))), logits(adapted), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("threshold", "warns"), [(6.0, True), (0.0, False)])
+def test_a_checkpoint_with_outlier_columns_is_loaded_with_a_warning(
+    threshold: float, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, saved = tmp_path / "plain", tmp_path / "saved"
+    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=128).save_pretrained(plain)
+    few_bits = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
+    AutoModelForCausalLM.from_pretrained(plain, quantization_config=few_bits).save_pretrained(saved)
+    load_model(spec(saved))
+    assert ("a text depends on what else is in its batch" in caplog.text) == warns
 
 
 @peft_asks_for_a_deprecated_name
