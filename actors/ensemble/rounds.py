@@ -205,6 +205,13 @@ class EnsembleRounds:
         self.read_length = self.round.text_length
         self.round = None
 
+    def explained(self, error: str) -> str:
+        """Return why nothing can be chosen from the round's blend, with the members whose logits are NaN."""
+        assert self.round is not None
+        pairs = zip(self.models, self.round.logits, strict=True)
+        broken = [model for model, logits in pairs if logits is not None and bool(logits.isnan().any())]
+        return f"{error}, those of member {', '.join(map(repr, broken))}" if broken else error
+
     def _views(self, round_: Round, rows: list[int], tokens: list[int]) -> list[list[MemberView]]:
         """Return for each token what the members that replied made of it."""
         members = [member for member, present in enumerate(self.present) if present]

@@ -15,7 +15,7 @@ from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit, Beams, Failed
 from decoding.beams.options import BeamOptions
 from decoding.beams.search import BeamSearch, beam_noise
-from decoding.errors import InvalidRequestError
+from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -40,6 +40,7 @@ class BeamRow(ServedRow):
         self.search = BeamSearch(self._options, max_tokens=self.params.max_tokens, end_token_ids=ends)
         self.steps = 0  # of the target, including the last of the prefill
         self._is_taking = False  # true if `take` began but did not end
+        self._is_broken = False  # true if there is nothing to choose from
         self._logprobs: dict[tuple[int, ...], list[TokenLogprobs]] = {(): []}  # by answer, if wanted
         self._by_beam = [0] * len(self.search.live)  # [B] the index in `slots` of each beam's slot
 
@@ -67,7 +68,7 @@ class BeamRow(ServedRow):
 
     @property
     def done(self) -> bool:
-        return self.search.done
+        return self._is_broken or self.search.done
 
     def inputs(self, limit: int) -> list[RowInput]:
         """Return a chunk of the prompt; afterwards the last token of each live beam, [B]."""
@@ -88,7 +89,11 @@ class BeamRow(ServedRow):
             if self.prefilling:
                 return None
         self._is_taking = True
-        self._advance(logits[rows.start : rows.stop])
+        try:
+            self._advance(logits[rows.start : rows.stop])
+        except UnavailableError as error:
+            self._is_broken = True
+            return Failed(self.key[1], str(error), None, self.admission)
         self._is_taking = False
         return self._result() if self.done else None
 

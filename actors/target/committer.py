@@ -18,7 +18,7 @@ from actors.target.row import TargetRow, Verification
 from actors.target.rows import TargetRows
 from actors.wire.messages import Commit
 from decoding.drafts.draft import Draft
-from decoding.errors import OutOfPagesError
+from decoding.errors import OutOfPagesError, UnavailableError
 from decoding.sampling.stopping import cut_at_stop
 
 
@@ -45,13 +45,17 @@ class Committer:
         return committed
 
     def _check(self, row: TargetRow, verdict: Verdict) -> bool:
-        """Return whether the row can commit. Fails a row whose structure allows nothing after its text."""
+        """Return whether the row can commit. Fails a row after whose text nothing can be chosen."""
         if self._rows.get(row.key) is not row:
             return False
         error = row.structure and row.structure.error_after(verdict.path[-1] if verdict.path else -1)
         if error:
             self._inbox.fail(row, error)
-        return not error
+        elif verdict.error is not None:
+            self._inbox.fail(
+                row, UnavailableError(f"nothing can be chosen after {len(row.tokens)} tokens: {verdict.error}")
+            )
+        return not error and verdict.error is None
 
     def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> None:
         peer, request_id = row.key

@@ -10,14 +10,14 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from actors.target.row import Verification
+from actors.target.row import TargetRow, Verification
 from decoding.drafts.draft import Draft
 from decoding.drafts.rejection import RejectionRow, verify_by_rejection
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from decoding.sampling.sampler import probabilities, sample
+from decoding.sampling.sampler import NO_TOKEN, probabilities, reason_for_no_token, sample
 from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import tensor_on
 
@@ -31,6 +31,7 @@ class Verdict(NamedTuple):
     own: int
     rejected: bool  # whether the own token replaces a rejected draft token
     logprobs: list[TokenLogprobs] | None = None  # of all these tokens, if wanted
+    error: str | None = None  # why nothing can be committed
 
     def logits_rows(self) -> list[int]:
         """Return the row of the step's K + 1 logits that each committed token was chosen from."""
@@ -61,11 +62,22 @@ def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTab
     def wait() -> list[Verdict]:
         by_rule = [iter(wait()) for wait in waits]
         verdicts = [next(by_rule[v.row.rejects]) for v in verifications]
+        if any(verdict.own == NO_TOKEN for verdict in verdicts):
+            verdicts = [_explained(*pair, logits) for pair in zip(verifications, verdicts, strict=True)]
         if any(v.row.params.logprobs is not None for v in verifications):
             return _with_logprobs(verifications, verdicts, logits)
         return verdicts
 
     return wait
+
+
+def _explained(verification: Verification, verdict: Verdict, logits: Tensor) -> Verdict:
+    """Return the verdict, with the reason if there is no own token. logits: [N, V] of a step."""
+    if verdict.own != NO_TOKEN:
+        return verdict
+    return Verdict(
+        [], NO_TOKEN, rejected=False, error=reason_for_no_token(logits[verification.rows[verdict.logits_rows()[-1]]])
+    )
 
 
 def _rows_of(verifications: Sequence[Verification], logits: Tensor) -> Tensor:
@@ -117,15 +129,19 @@ def _with_logprobs(verifications: Sequence[Verification], verdicts: list[Verdict
     tokens: list[int] = []
     counts: list[int] = []
     for (row, draft, rows, _), verdict in zip(verifications, verdicts, strict=True):
-        if row.params.logprobs is not None:
+        if _wants_logprobs(row, verdict):
             logits_rows += [rows[index] for index in verdict.logits_rows()]
             tokens += verdict.tokens(draft)
-            counts += [row.params.logprobs] * (len(verdict.path) + 1)
+            counts += [row.params.logprobs or 0] * (len(verdict.path) + 1)
     chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
     logprobs = iter(token_logprobs(chosen_logits, tokens, counts))
     return [
         verdict
-        if row.params.logprobs is None
+        if not _wants_logprobs(row, verdict)
         else verdict._replace(logprobs=[next(logprobs) for _ in range(len(verdict.path) + 1)])
         for (row, *_), verdict in zip(verifications, verdicts, strict=True)
     ]
+
+
+def _wants_logprobs(row: TargetRow, verdict: Verdict) -> bool:
+    return row.params.logprobs is not None and verdict.error is None

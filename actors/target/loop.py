@@ -187,9 +187,13 @@ class Target:
             Verification(row, round_.draft, range(start, end), round_.mask)
             for row, round_, (start, end) in zip(rows, rounds, pairwise(chain([0], ends)), strict=True)
         ]
-        verdicts = judge(verifications, blended, self._texts)()
+        verdicts = [
+            verdict if verdict.error is None else verdict._replace(error=ensemble.explained(verdict.error))
+            for ensemble, verdict in zip(ensembles, judge(verifications, blended, self._texts)(), strict=True)
+        ]
         for ensemble, round_, verdict in zip(ensembles, rounds, verdicts, strict=True):
-            ensemble.end_round(verdict.logits_rows(), verdict.tokens(round_.draft))
+            if verdict.error is None:
+                ensemble.end_round(verdict.logits_rows(), verdict.tokens(round_.draft))
         requested_at_s = min(round_.requested_at_s for round_ in rounds)
         self._planner.note_ensemble_round(len(blended), time.perf_counter() - requested_at_s)
         self._commit(verifications, verdicts, min(round_.began_s for round_ in rounds))

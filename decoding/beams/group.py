@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decoding.beams.force_words import ForceWords, WordProgress
 from decoding.beams.options import BeamOptions
+from decoding.errors import UnavailableError
 from decoding.sampling.stopping import FinishReason
 from decoding.sampling.transfer import tensor_on
 
@@ -67,6 +68,9 @@ class BeamGroup:
         Args:
             log_probs: [B, V] float32 after each live beam.
             noise: [B, V] standard Gumbel noise, to draw continuations; None: take the best.
+
+        Raises:
+            UnavailableError: a log-probability is NaN.
         """
         self._length += 1
         candidates = self._candidates(log_probs, noise)
@@ -96,7 +100,10 @@ class BeamGroup:
         if self._options.force_words_ids:
             indices = self._add_forced(indices, totals)
             indices = indices[ranking[indices].argsort(descending=True, stable=True)]
-        scored = zip(indices.tolist(), totals.flatten()[indices].tolist(), strict=True)
+        values = totals.flatten()[indices].tolist()
+        if any(map(math.isnan, values)):  # they rank above all numbers
+            raise UnavailableError("the model's logits are not finite numbers")
+        scored = zip(indices.tolist(), values, strict=True)
         width = log_probs.shape[1]
         return [self._candidate(index // width, index % width, total) for index, total in scored if total > -math.inf]
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from decoding.drafts.draft import Distribution, Draft
 from decoding.sampling.noise import ACCEPTANCE, OWN_TOKENS, draft_stream, gumbel, noise_key, uniform
+from decoding.sampling.sampler import NO_TOKEN
 from decoding.sampling.transfer import copy_to, tensor_on
 
 
@@ -61,7 +62,7 @@ def draw(
         arXiv 1903.06059); [S, k] float32 their probabilities, zeros last.
     """
     best = logits.float().topk(min(top_k, logits.shape[-1]), dim=-1)
-    probs = best.values.softmax(dim=-1)
+    probs = best.values.softmax(dim=-1).nan_to_num_(1 / best.values.shape[-1])  # of NaNs any draft will do
     ids = best.indices if token_ids is None else token_ids[best.indices]
     scores = probs.log().add_(gumbel(keys, ids))
     order = scores.argsort(dim=-1, descending=True)
@@ -273,7 +274,7 @@ def _excess(trees: Sequence[_Tree]) -> list[list[float]]:
 def _sample_own(
     probs: Tensor, rows: Sequence[RejectionRow], outcomes: Sequence[_Outcome], starts: Sequence[int]
 ) -> list[int]:
-    """Sample each row's own token from its residual, [B]. probs: [N, V]."""
+    """Sample each row's own token from its residual, [B], or NO_TOKEN. probs: [N, V]."""
     ends = [outcome.path[-1] + 1 if outcome.path else 0 for outcome in outcomes]
     chosen = torch.tensor([start + end for start, end in zip(starts, ends, strict=False)], dtype=torch.int64)
     target = probs[copy_to(probs.device, chosen)].float()  # [B, V]
@@ -283,7 +284,8 @@ def _sample_own(
     residual = target.index_put((residual_rows, residual_tokens), values)
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)  # empty only by rounding
     keys = _keys([(row.seed, row.position + len(o.path), OWN_TOKENS) for row, o in zip(rows, outcomes, strict=True)])
-    own: list[int] = residual.log_().add_(gumbel(copy_to(probs.device, keys), probs.shape[-1])).argmax(dim=-1).tolist()
+    scores, tokens = residual.log_().add_(gumbel(copy_to(probs.device, keys), probs.shape[-1])).max(dim=-1)
+    own: list[int] = tokens.masked_fill(~scores.isfinite(), NO_TOKEN).tolist()
     return own
 
 

@@ -89,13 +89,19 @@ class Row {
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t start = block * BLOCK, end = std::min(start + BLOCK, size);
       float largest = LOWEST;
-      for (int64_t i = start; i < end; ++i) largest = logits[i] > largest ? logits[i] : largest;
+      int32_t is_nan = 0;
+      for (int64_t i = start; i < end; ++i) {
+        largest = logits[i] > largest ? logits[i] : largest;
+        is_nan |= logits[i] != logits[i];
+      }
       maxima_[block] = largest;
+      has_nan_ |= is_nan;
     }
     fullest_ = std::max_element(maxima_.begin(), maxima_.end()) - maxima_.begin();
   }
 
   void choose(Best &best) {
+    if (has_nan_) return;  // no score is a number
     if (settings_.temperature == 0.0f) return choose_largest(best);
     largest_ = scaled(maxima_[fullest_]);
     if (settings_.top_k > 0 && settings_.top_k < size_) find_top_k();
@@ -264,6 +270,7 @@ class Row {
   Settings settings_;
   std::vector<float> &maxima_;  // of each block
   std::vector<float> &some_;    // scratch
+  int32_t has_nan_ = 0;
   int64_t fullest_ = 0;         // the block with the largest logit
   float largest_ = 0.0f;        // scaled logit
   float cut_ = LOWEST;          // smaller scaled logits are dropped

@@ -66,7 +66,10 @@ def _bound(
     HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Estimate the best score of a block of one row, dropped tokens included. The grid is [N, blocks]."""
+    """Estimate the best score of a block of one row, dropped tokens included; ∞ if one is NaN.
+
+    The grid is [N, blocks].
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     own = settings + row * 6
     temperature = tl.load(own).to(tl.float32)
@@ -76,7 +79,7 @@ def _bound(
     if is_random:
         first_key, second_key = tl.load(own + 4).to(tl.int32), tl.load(own + 5).to(tl.int32)
         score += _rough_noise(_random_bits(token, ids, vocab_size, first_key, second_key, HAS_IDS))
-    tl.store(bounds + row * tl.num_programs(1) + block, tl.max(score))
+    tl.store(bounds + row * tl.num_programs(1) + block, tl.max(tl.where(score == score, score, float("inf"))))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -103,9 +106,11 @@ def _choose(
     temperature = tl.load(own).to(tl.float32)
     is_random = temperature != 0.0
     temperature = tl.where(is_random, temperature, 1.0)
-    top_k = tl.where(is_random, tl.load(own + 1), 0.0).to(tl.int32)
-    top_p = tl.where(is_random, tl.load(own + 2), 1.0)
-    least = tl.where(is_random, tl.load(own + 3), 0.0) * 1099511627776.0  # min_p as a weight
+    is_sound = tl.max(bound) < float("inf")
+    is_cut = is_random & is_sound
+    top_k = tl.where(is_cut, tl.load(own + 1), 0.0).to(tl.int32)
+    top_p = tl.where(is_cut, tl.load(own + 2), 1.0)
+    least = tl.where(is_cut, tl.load(own + 3), 0.0) * 1099511627776.0  # min_p as a weight
     first_key, second_key = tl.load(own + 4).to(tl.int32), tl.load(own + 5).to(tl.int32)
 
     has_top_k, has_top_p = top_k > 0, top_p < 1.0
@@ -144,7 +149,7 @@ def _choose(
                 )
                 searching = score > _NOTHING
         tl.store(tokens + row * count + rank, token.to(tl.int64))
-        tl.store(scores + row * count + rank, score)
+        tl.store(scores + row * count + rank, tl.where(is_sound, score, float("-inf")))
         last_score = score
         last_token = token
 

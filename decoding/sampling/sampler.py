@@ -14,11 +14,25 @@ from decoding.sampling.noise import gumbel
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON, top_k
 
+NO_TOKEN = -1  # where nothing can be chosen: the logits are no finite numbers, or the parameters forbid all tokens
+
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Sample one token per position, [N] int64. logits: [N, V] of any float type."""
-    return rank(logits, batch, 1)[0][:, 0]
+    """Sample one token per position, [N] int64, or NO_TOKEN. logits: [N, V] of any float type."""
+    tokens, scores = rank(logits, batch, 1)
+    return tokens.masked_fill(~scores.isfinite(), NO_TOKEN)[:, 0]
+
+
+def reason_for_no_token(logits: Tensor) -> str:
+    """Say why no token can be chosen. Waits for the device. logits: [V], before any parameter acts."""
+    if bool(logits.isnan().any()):
+        return "the model's logits are NaN"
+    if bool(logits.isposinf().any()):
+        return "the model's logits are infinite"
+    if bool(logits.isneginf().all()):
+        return "the model's logits are all minus infinity"
+    return "the parameters forbid every token"
 
 
 def warm_up(device: torch.device, vocab_size: int, token_ids: Tensor | None = None) -> None:
@@ -59,7 +73,8 @@ def _rank(logits: Tensor, batch: SamplingBatch, count: int, token_ids: Tensor | 
     fused = None if batch.stages else fused_choice(logits.device)
     if fused is not None:
         return fused(logits, batch.settings, count, token_ids)
-    return _best(_scores(logits, batch, token_ids), count)
+    tokens, scores = _best(_scores(logits, batch, token_ids), count)
+    return tokens, scores.masked_fill(~_is_sound(logits), float("-inf"))
 
 
 def process(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -73,11 +88,20 @@ def process(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def probabilities(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Return the target distribution, [N, V] float32; one-hot if greedy. logits: [N, V] of any float type."""
+    """Return the target distribution, [N, V] float32; one-hot if greedy, NaN where no token can be chosen.
+
+    logits: [N, V] of any float type.
+    """
     processed = process(logits, batch)
     greedy = (batch.temperature == 0)[:, None]
     one_hot = torch.zeros_like(processed).scatter_(-1, processed.argmax(dim=-1, keepdim=True), 1.0)
-    return torch.where(greedy, one_hot, processed.softmax(dim=-1))
+    probs = torch.where(greedy, one_hot, processed.softmax(dim=-1))
+    return probs.masked_fill(~_is_sound(logits), float("nan"))
+
+
+def _is_sound(logits: Tensor) -> Tensor:
+    """Return whether no logit of a row is NaN or ∞, and one is finite, [N, 1]. logits: [N, V]."""
+    return logits.amax(dim=-1, keepdim=True).isfinite()
 
 
 def _distribution(logits: Tensor, batch: SamplingBatch) -> Tensor:

@@ -147,8 +147,9 @@ def test_equals_the_reference_with_penalties_and_constraints(monkeypatch: pytest
 
 def test_a_row_of_nan_gets_a_token() -> None:
     settings = torch.tensor([[0.0, 0, 1, 0, 1, 2], [1.0, 5, 0.9, 0.1, 1, 2]], dtype=torch.float64)
-    tokens, _ = choose_tokens(torch.full((2, 100), torch.nan), settings, 1)
+    tokens, scores = choose_tokens(torch.full((2, 100), torch.nan), settings, 1)
     assert ((tokens >= 0) & (tokens < 100)).all()
+    assert not scores.isfinite().any()
 
 
 def test_settings_live_during_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The fused choice in Triton gives the reference's tokens: on a GPU if there is one, else in Triton's interpreter."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -91,6 +92,18 @@ def test_extreme_logits() -> None:
     logits = random_logits(len(SETTINGS), 500, 3, spread=2e4)
     check(logits, SETTINGS, seed=7)
     check(logits * 1e-8 + 5, SETTINGS, seed=8)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # of the interpreter
+def test_no_score_is_finite_where_a_logit_is_no_number() -> None:
+    logits = random_logits(len(SETTINGS), 9000, 3)
+    logits[::2, 8000] = math.nan
+    logits[1, 5] = INF
+    settings = settings_of(SETTINGS, 10)
+    scores = choose(logits.to(DEVICE), settings.to(DEVICE), 1)[1].cpu()
+    assert not scores[::2].isfinite().any()
+    assert not scores[1].isfinite().any()
+    assert scores[3::2].isfinite().all()
 
 
 def test_ranks_several_tokens() -> None:

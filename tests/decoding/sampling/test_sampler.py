@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from decoding.drafts.draft import Draft
 from decoding.drafts.verify import accepted_path
+from decoding.sampling import sampler
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import process, rank, sample
+from decoding.sampling.sampler import NO_TOKEN, process, rank, reason_for_no_token, sample
 from tests.support.chi_square import count, p_value
 
 DRAWS = 200_000
@@ -169,3 +171,23 @@ def test_acceptance_is_at_least_the_coupling_bound(seed: int) -> None:
     distance = float((target.probs[seed % V] - drafter.probs[seed % V]).abs().sum() / 2)
     slack = math.sqrt(math.log(1e7) / (2 * DRAWS))
     assert (1 - distance) / (1 + distance) - slack <= rate <= 1 - distance + slack
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("more", [{}, {"top_k": 20}, {"top_p": 0.9, "min_p": 0.01}, {"typical_p": 0.9}])
+def test_no_token_is_chosen_from_what_is_no_number(
+    is_fused: bool, temperature: float, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_fused:
+        monkeypatch.setattr(sampler, "fused_choice", lambda device: None)
+    logits = random_logits(6, 300, seed=5)
+    logits[0], logits[1, 200], logits[2, 3], logits[3] = math.nan, math.nan, math.inf, -math.inf
+    logits[4, 5:] = -math.inf
+    position = position_at(SamplingParams(max_tokens=1, temperature=temperature, **more), 3)
+    tokens = sample(logits, SamplingBatch.build([position] * 6, 300)).tolist()
+    assert tokens[:4] == [NO_TOKEN] * 4
+    assert 0 <= tokens[4] < 5
+    assert 0 <= tokens[5] < 300
+    problems = [reason_for_no_token(row) for row in logits]
+    assert [reason.split()[-1] for reason in problems[:4]] == ["NaN", "NaN", "infinite", "infinity"]
