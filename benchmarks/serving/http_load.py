@@ -10,7 +10,7 @@ import click
 
 from benchmarks.report import write
 from benchmarks.serving.__main__ import PROMPTS
-from benchmarks.chaos.abuse import AbuseRound, measure_abuse
+from benchmarks.serving.abuse import AbuseRound, measure_abuse
 from benchmarks.serving.disconnects import Disconnects, measure_disconnects
 from benchmarks.serving.http_server import Footprint, ServeProcess
 from benchmarks.serving.overload import Overload, RequestTemplate, measure_capacity, measure_crowd, measure_overload

@@ -12,7 +12,7 @@ from typing import Any
 
 from training.heldout import read_prompts
 
-_GENERATOR = Path(__file__).with_name("generator.py")
+_GENERATOR = Path(__file__).parents[1] / "peers" / "vllm_load.py"
 _GRACE_S = 20.0
 _PERCENTILES = "50,99"
 
