@@ -14,7 +14,7 @@ from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.wire.link import ConnectingLink
 from actors.wire.logits_codec import LogitsTransport, unpack
-from actors.wire.logits_memory import SharedLogits, SharedOffer, offer
+from actors.wire.logits_memory import SharedLogits, offer
 from actors.wire.messages import (
     Cancel,
     Failed,
@@ -26,6 +26,7 @@ from actors.wire.messages import (
     Message,
     Report,
 )
+from actors.wire.shared_memory import SharedOffer
 from decoding.errors import ConsortError, UnavailableError
 
 Send = Callable[[str, Message], None]

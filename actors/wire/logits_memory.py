@@ -1,32 +1,16 @@
 """Shared memory through which a member passes logits to a leader on the same node.
 
-The leader creates an anonymous file and names it to the member over the encrypted link. The member writes into it if it
-runs on the same node. The memory is freed once both processes have closed it. Linux only: elsewhere `offer` returns
-None, and logits are sent as bytes.
+The leader creates the memory and names it to the member over the encrypted link. The member writes into it if it
+runs on the same node. Where there is no shared memory `offer` returns None, and logits are sent as bytes.
 """
 
-import contextlib
-import fcntl
 import mmap
 import os
-import secrets
-import sys
-from pathlib import Path
 
-import msgspec
 import torch
 from torch import Tensor
 
-_PREFIX = "consort-"  # so that no peer can make a member write into another program's files
-
-
-class SharedOffer(msgspec.Struct, frozen=True):
-    """How a member finds the leader's memory."""
-
-    pid: int
-    descriptor: int
-    name: str  # random: a process on another node may have the same pid and descriptor
-    size: int  # bytes
+from actors.wire.shared_memory import SharedOffer, attach, create
 
 
 class SharedLogits:
@@ -62,34 +46,14 @@ class SharedLogits:
 
 def offer(size: int) -> tuple[SharedLogits, SharedOffer] | None:
     """Create shared memory. Return it with the offer to send; None if the system has no such memory. size: bytes."""
-    if sys.platform != "linux":
+    created = create(size)
+    if created is None:
         return None
-    name = secrets.token_hex(16)
-    try:
-        descriptor = os.memfd_create(_PREFIX + name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError:
-        return None
-    try:
-        os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        memory = mmap.mmap(descriptor, size)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return SharedLogits(memory, descriptor), SharedOffer(os.getpid(), descriptor, name, size)
+    memory, offered = created
+    return SharedLogits(memory, offered.descriptor), offered
 
 
 def accept(offered: SharedOffer) -> SharedLogits | None:
     """Open the leader's memory. Return None if it is out of reach: on another node, or of another user."""
-    if sys.platform != "linux":
-        return None
-    path = Path(f"/proc/{offered.pid}/fd/{offered.descriptor}")
-    with contextlib.suppress(OSError, ValueError, OverflowError):
-        if str(path.readlink()) == f"/memfd:{_PREFIX}{offered.name} (deleted)":
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fixed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-                return SharedLogits(mmap.mmap(descriptor, offered.size)) if fixed else None
-            finally:
-                os.close(descriptor)
-    return None
+    memory = attach(offered)
+    return None if memory is None else SharedLogits(memory)

@@ -18,7 +18,7 @@ import msgspec
 
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.logits_codec import LogitsTransport, PackedLogits
-from actors.wire.logits_memory import SharedOffer
+from actors.wire.shared_memory import SharedOffer
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions

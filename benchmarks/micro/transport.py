@@ -19,8 +19,9 @@ import torch
 
 from actors.loops.thread import LoopThread
 from actors.wire.logits_codec import LogitsTransport, pack, unpack
-from actors.wire.logits_memory import SharedLogits, SharedOffer, accept, offer
+from actors.wire.logits_memory import SharedLogits, accept, offer
 from actors.wire.messages import Cancel, LogitsReply
+from actors.wire.shared_memory import SharedOffer
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.peers.hosts import Child
 from benchmarks.report import table, write
