@@ -13,7 +13,14 @@ from benchmarks.serving.__main__ import PROMPTS
 from benchmarks.serving.abuse import AbuseRound, measure_abuse
 from benchmarks.serving.disconnects import Disconnects, measure_disconnects
 from benchmarks.serving.http_server import Footprint, ServeProcess
-from benchmarks.serving.overload import Overload, RequestTemplate, measure_capacity, measure_crowd, measure_overload
+from benchmarks.serving.overload import (
+    Latencies,
+    Overload,
+    RequestTemplate,
+    measure_capacity,
+    measure_crowd,
+    measure_overload,
+)
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 
 _MODEL = "consort"
@@ -24,6 +31,7 @@ _MODEL = "consort"
 @click.option("--rounds", default=2, help="Rounds of disconnecting clients.")
 @click.option("--at-once", default=60, help="Concurrent connections of these clients.")
 @click.option("--max-requests", type=int, help="`http.max_requests`; by default as the server has it.")
+@click.option("--max-queue-wait", default=0.0, help="`http.max_queue_wait_s`; 0: half as long as an answer takes.")
 @click.option("--slots", default=16, help="Of each model.")
 @click.option("--overload", default=20.0, help="Offered load as a multiple of the capacity; 0: skip that.")
 @click.option("--crowd", default=0.0, help="Clients per slot that obey `Retry-After`; 0: skip that.")
@@ -37,6 +45,7 @@ def main(
     rounds: int,
     at_once: int,
     max_requests: int | None,
+    max_queue_wait: float,
     slots: int,
     overload: float,
     crowd: float,
@@ -47,7 +56,7 @@ def main(
     output: Path,
 ) -> None:
     """Serve, load, print, and write JSON."""
-    config = _config(max_requests, slots)
+    config = _config(max_requests, max_queue_wait, slots)
     results: dict[str, object] = {}
     with ServeProcess(config, folder=output.parent) as server:
         if overload or crowd:
@@ -68,7 +77,7 @@ def main(
             results |= {name: asdict(load) for name, load in loads.items()}
             click.echo(f"at capacity: {capacity}\nagain afterwards: {again}")
             for name, load in loads.items():
-                click.echo(f"{name}: {_overload_text(load, capacity.p99_s)}")
+                click.echo(f"{name}: {_overload_text(load, capacity)}")
         if clients:
             disconnects = measure_disconnects(
                 server, model=_MODEL, prompts=PROMPTS, clients=clients, rounds=rounds, at_once=at_once, new_tokens=256
@@ -95,23 +104,26 @@ def main(
     write(output, "benchmarks.serving.http_load", settings, **results)
 
 
-def _config(max_requests: int | None, slots: int) -> ServerConfig:
+def _config(max_requests: int | None, max_queue_wait: float, slots: int) -> ServerConfig:
     """Return the default configuration with a thread per model."""
     config = load_config(TINY_CONFIG)
     for model in config.models.values():
         model.threads, model.slots = 1, slots
+    config.http.max_queue_wait_s = max_queue_wait
     if max_requests is not None:
         config.http.max_requests = max_requests
     return config
 
 
-def _overload_text(load: Overload, capacity_p99_s: float) -> str:
+def _overload_text(load: Overload, capacity: Latencies) -> str:
     admitted = load.admitted
     lines = (
-        f"{load.offered_per_s:.0f} requests/s offered, {admitted.per_s:.1f}/s answered, {load.failed} failed",
-        f"{load.refused} refused, p99 {load.refusal_p99_s:.2f} s, {load.without_retry_after} without Retry-After",
+        f"{load.offered_per_s:.0f} requests/s offered, {admitted.per_s:.1f}/s answered, "
+        f"{admitted.per_s / capacity.per_s:.2f} times those at capacity, {load.failed} failed",
+        f"{load.refused} refused, p50 {load.refusal_p50_s:.2f} s, p99 {load.refusal_p99_s:.2f} s, "
+        f"{load.without_retry_after} without Retry-After",
         f"admitted requests' p50 {admitted.p50_s:.2f} s, p99 {admitted.p99_s:.2f} s, "
-        f"{admitted.p99_s / capacity_p99_s:.2f} times that at capacity",
+        f"{admitted.p99_s / capacity.p99_s:.2f} times that at capacity",
         *(
             f"  {name}: clients {pair.seen:.4g}, /metrics {pair.told:.4g}, {pair.error:.2%} off"
             for name, pair in load.agreement.pairs().items()

@@ -11,6 +11,7 @@ from benchmarks.serving.http_exchange import Exchange, ask
 from training.heldout import read_prompts
 
 _REFUSED = 429
+_SETTLE_S = 1.0  # until the metrics have what the proxy refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Overload:
     refused: int
     without_retry_after: int  # refused without a Retry-After header
     failed: int  # neither answered nor refused
+    refusal_p50_s: float
     refusal_p99_s: float
     admitted: Latencies
     agreement: Agreement  # with the server's metrics
@@ -109,7 +111,9 @@ async def _open(template: RequestTemplate, per_s: float, seconds: float) -> tupl
         tasks.append(asyncio.create_task(ask(template.url, "/v1/completions", template.body(len(tasks), texts))))
         due_s += rng.expovariate(per_s)
     offered_s = loop.time() - began_s
-    return await asyncio.gather(*tasks), offered_s, loop.time() - began_s
+    exchanges, elapsed_s = await asyncio.gather(*tasks), loop.time() - began_s
+    await asyncio.sleep(_SETTLE_S)
+    return exchanges, offered_s, elapsed_s
 
 
 def _overload(exchanges: Sequence[Exchange], agreement: Agreement, *, offered_s: float, elapsed_s: float) -> Overload:
@@ -121,6 +125,7 @@ def _overload(exchanges: Sequence[Exchange], agreement: Agreement, *, offered_s:
         refused=len(refused),
         without_retry_after=sum(not (exchange.retry_after or "").isdigit() for exchange in refused),
         failed=len(exchanges) - len(refused) - len(answered),
+        refusal_p50_s=_percentile([exchange.seconds for exchange in refused], 50),
         refusal_p99_s=_percentile([exchange.seconds for exchange in refused], 99),
         admitted=_latencies(answered, elapsed_s),
         agreement=agreement,
@@ -143,7 +148,9 @@ async def _crowd(template: RequestTemplate, clients: int, seconds: float) -> tup
                 await asyncio.sleep(min(float(exchange.retry_after or 0), max(0.0, end_s - loop.time())))
 
     await asyncio.gather(*map(client, range(clients)))
-    return exchanges, loop.time() - began_s
+    elapsed_s = loop.time() - began_s
+    await asyncio.sleep(_SETTLE_S)
+    return exchanges, elapsed_s
 
 
 def _check(exchanges: Sequence[Exchange]) -> None:

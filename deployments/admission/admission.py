@@ -7,10 +7,10 @@ running and waiting requests. Runs in one event loop; knows no HTTP.
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, OverloadedError
@@ -34,6 +34,25 @@ class Backend(Protocol):
     def submit(self, request: Request, sink: Sink) -> None: ...
 
     def cancel(self, request_id: int) -> None: ...
+
+
+class Refusal(NamedTuple):
+    """Why a target accepts no more requests, and when it should."""
+
+    reached: Reached
+    retry_s: float
+    target: str
+
+    def error(self) -> OverloadedError:
+        """Return the error for one client."""
+        return self.reached.error(self.retry_s)
+
+
+class Room(NamedTuple):
+    """How many more requests are accepted, and the refusal of the next."""
+
+    requests: int
+    refusal: Refusal
 
 
 class Admission:
@@ -62,6 +81,7 @@ class Admission:
         self._loads = defaultdict[str, Load](Load)  # by target
         self._shared = shared
         self._bounds = Bounds(limits, self._tickets, shared)
+        self.on_change: Callable[[], None] = lambda: None  # called when requests came, were refused or ended
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Number of waiting requests and of running requests, by endpoint."""
@@ -90,10 +110,15 @@ class Admission:
         Raises:
             OverloadedError: the server or the key is at its bound, or the queues of all targets are too long.
         """
-        refusals = {target: self._refusal(Use(1), target, key) for target in targets}
-        errors = {target: error for target, error in refusals.items() if error is not None}
-        if targets and len(errors) == len(targets):
-            self._refuse(*min(errors.items(), key=lambda item: item[1].retry_after_s))
+        refusals = [self._refusal(Use(1), target, key) for target in targets]
+        reached = [refusal for refusal in refusals if refusal is not None]
+        if targets and len(reached) == len(targets):
+            self._refuse(_soonest(reached))
+
+    def room(self, targets: Collection[str], key: ApiKey) -> Room:
+        """Return for how many requests of a key `check_room` would say nothing. Their answers should be usual ones."""
+        rooms = [self._room(target, key) for target in targets]
+        return Room(sum(room.requests for room in rooms), _soonest(room.refusal for room in rooms))
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:
         """Refuse all requests of a group, or none. Their wait for each other is not counted.
@@ -103,9 +128,9 @@ class Admission:
         """
         new = _use_of(requests)
         for target in {request.endpoint.target for request in requests}:
-            error = self._refusal(new, target, key, priority)
-            if error is not None:
-                self._refuse(target, error, len(requests))
+            refusal = self._refusal(new, target, key, priority)
+            if refusal is not None:
+                self._refuse(refusal, len(requests))
 
     @asynccontextmanager
     async def reserve(
@@ -168,8 +193,7 @@ class Admission:
         new = Use(1, ticket.tokens)
         reached = self._bounds.reached(new, key, _now_s(), rates=False)
         if reached is not None:
-            wait_s = self._seconds(ticket.target, self._tokens_ahead(ticket.target, key, priority))
-            self._refuse(ticket.target, reached.error(wait_s))
+            self._refuse(self._retried(reached, ticket.target, self._tokens_ahead(ticket.target, key, priority)))
         if charged:
             self._bounds.take(key, new, _now_s())
         if request.timeout_s is not None:
@@ -177,6 +201,7 @@ class Admission:
         self._queue.push(ticket, self._holders())
         self._tickets[request.request_id] = ticket
         self._begin_next(ticket.target)
+        self.on_change()
 
     def begin_waiting(self) -> None:
         """Begin the requests for which there is room by now. Call it in the event loop when slots may have come."""
@@ -200,24 +225,56 @@ class Admission:
         """Release a request after its last delta. Call it in the event loop."""
         self._forget(request_id)
 
-    def _refuse(self, target: str, error: OverloadedError, requests: int = 1) -> None:
-        if not error.bound.startswith("key_"):  # more replicas would not help against the bounds of a key
-            self._loads[target].add_refused(requests, error.retry_after_s, _now_s())
+    def _refuse(self, refusal: Refusal, requests: int = 1) -> None:
+        error = refusal.error()
+        self.count_refused(refusal, requests, error.retry_after_s)
+        self.on_change()
         raise error
 
-    def _refusal(self, new: Use, target: str, key: ApiKey, priority: int = 0) -> OverloadedError | None:
-        """Return the error for new requests; None: they are accepted."""
+    def count_refused(self, refusal: Refusal, requests: int, retry_after_s: int) -> None:
+        """Count requests that were refused, here or elsewhere, and when they will come again."""
+        if not refusal.reached.bound.startswith("key_"):  # more replicas would not help against the bounds of a key
+            self._loads[refusal.target].add_refused(requests, retry_after_s, _now_s())
+
+    def _refusal(self, new: Use, target: str, key: ApiKey, priority: int = 0) -> Refusal | None:
+        """Return why new requests are not accepted; None: they are."""
         reached = self._bounds.reached(new, key, _now_s())
         if reached is None and self._limits.max_queue_wait_s == math.inf:
             return None
         ahead = self._tokens_ahead(target, key, priority)
-        wait_s = self._seconds(target, ahead)
         if reached is None and ahead > self._longest_wait(target):
-            expected = f"the request would wait for about {wait_s:.0f} s" if wait_s else "the queue is too long"
-            longest_s = self._limits.max_queue_wait_s
-            longest = f"{longest_s:g} s" if longest_s else "half as long as an answer takes"
-            reached = Reached("max_queue_wait_s", f"{expected}; http.max_queue_wait_s allows {longest}.")
-        return None if reached is None else reached.error(wait_s)
+            reached = self._too_long(self._seconds(target, ahead))
+        return None if reached is None else self._retried(reached, target, ahead)
+
+    def _too_long(self, wait_s: float) -> Reached:
+        """Return the bound of the queue. wait_s: predicted; 0: unknown."""
+        expected = f"the request would wait for about {wait_s:.0f} s" if wait_s else "the queue is too long"
+        longest_s = self._limits.max_queue_wait_s
+        longest = f"{longest_s:g} s" if longest_s else "half as long as an answer takes"
+        return Reached("max_queue_wait_s", f"{expected}; http.max_queue_wait_s allows {longest}.")
+
+    def _retried(self, reached: Reached, target: str, ahead: float) -> Refusal:
+        wait_s = self._seconds(target, ahead)
+        return Refusal(reached, self._loads[target].retry_s(wait_s, self._slots(target), _now_s()), target)
+
+    def _room(self, target: str, key: ApiKey) -> Room:
+        refusal = self._refusal(Use(1), target, key)
+        if refusal is not None:
+            return Room(0, refusal)
+        requests, longest = self._bounds.most_requests(key), self._longest_wait(target)
+        beginning = self._count_beginning(target, longest)
+        ahead = self._queue.backlog_before(target, key, 0, self._holders()).requests
+        requests = max(1, int(min(requests, beginning - ahead)))
+        reached = self._bounds.reached(Use(requests + 1), key, _now_s(), rates=False)
+        reached = reached or self._too_long(self._seconds(target, longest))
+        return Room(requests, self._retried(reached, target, longest))
+
+    def _count_beginning(self, target: str, longest: float) -> float:
+        """Count requests of usual length that will begin within the longest wait, those that wait already included."""
+        if longest == math.inf:
+            return math.inf
+        slots, each = self._slots(target), self._usual_answer(target)
+        return self._loads[target].count_beginning(self._running[target].values(), slots, each, longest)
 
     # Predictions
 
@@ -230,24 +287,31 @@ class Admission:
         speed = load.tokens_per_s(_now_s())
         if longest_s and speed:
             return longest_s * speed
-        most = max((ticket.request.params.max_tokens for ticket in self._running[target].values()), default=1)
-        answer = load.answer_tokens(most)
+        answer = self._usual_answer(target)
         if longest_s:
             return answer * longest_s / _USUAL_ANSWER_S
         return max(_LONGEST_WAIT * answer, _PATIENCE_S * speed) if speed else answer
+
+    def _usual_answer(self, target: str) -> float:
+        """Expected tokens of an answer."""
+        longest = (ticket.request.params.max_tokens for ticket in self._running[target].values())
+        return self._loads[target].answer_tokens(max(longest, default=math.inf))
 
     def _tokens_ahead(self, target: str, key: ApiKey, priority: int = 0) -> float:
         """Expected tokens of one slot before a request that arrives now begins there."""
         if self._has_room(target):
             return 0.0
         before = self._queue.backlog_before(target, key, priority, self._holders())
-        slots = max(1, int(self._limit(target)))
-        return self._loads[target].tokens_ahead(self._running[target].values(), before, slots)
+        return self._loads[target].tokens_ahead(self._running[target].values(), before, self._slots(target))
 
     def _holders(self) -> Iterator[ApiKey]:
         return (ticket.key for ticket in self._tickets.values())
 
     # Beginning and ending
+
+    def _slots(self, target: str) -> int:
+        """How many requests run at once, as far as that is bounded."""
+        return max(1, int(min(self._limit(target), self._limits.max_requests)))
 
     def _limit(self, target: str) -> float:
         slots = self._count_slots(target)
@@ -301,6 +365,11 @@ class Admission:
             if ticket.committed:  # a request that was cancelled at once says nothing of answers
                 self._loads[ticket.target].add_answer(ticket.committed)
             self._begin_next(ticket.target)
+        self.on_change()
+
+
+def _soonest(refusals: Iterable[Refusal]) -> Refusal:
+    return min(refusals, key=lambda refusal: refusal.retry_s)
 
 
 def _use_of(requests: Sequence[Request]) -> Use:

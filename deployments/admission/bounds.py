@@ -44,6 +44,12 @@ class Bounds:
                 return reached
         return self._rates_of(key).reached(new, now_s) if rates else None
 
+    def most_requests(self, key: ApiKey) -> int:
+        """Return how many more requests the key may have in progress, whatever their tokens."""
+        most = self._limits.max_requests - len(self._tickets) - self._held.total()
+        own = key if self._shared is None else self._shared.part_of(key)
+        return most if own.max_requests is None else min(most, own.max_requests - self._use_of(key).requests)
+
     @contextmanager
     def hold(self, key: ApiKey) -> Iterator[None]:
         """Count a request that needs no model as in progress."""

@@ -1,6 +1,7 @@
 """The limits of one API key against what it uses. Knows no queue, no coordinators and no clock."""
 
 import math
+import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +10,8 @@ from deployments.admission.rate_limit import RateLimit
 from deployments.configuration.access.key_ring import ApiKey
 
 _LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer delays and retry at once
+_SPREAD = 1.25  # clients that are refused together come again within this factor of the time
+_jitter = random.Random()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,9 @@ class Reached(NamedTuple):
     wait_s: float = 0.0  # until it would not, whatever the queue
 
     def error(self, wait_s: float = 0.0) -> OverloadedError:
-        """Return the refusal. wait_s: in the queue."""
-        retry_s = min(max(1, math.ceil(max(wait_s, self.wait_s))), _LONGEST_RETRY_S)
+        """Return the refusal. wait_s: until there should be room in the queue. Each call spreads it differently."""
+        spread_s = min(wait_s, _LONGEST_RETRY_S / _SPREAD) * _jitter.uniform(1, _SPREAD)
+        retry_s = min(max(1, math.ceil(max(spread_s, self.wait_s))), _LONGEST_RETRY_S)
         return OverloadedError(self.reason, bound=self.bound, retry_after_s=retry_s)
 
 

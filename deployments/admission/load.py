@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from deployments.admission.fair_queue import Backlog
 from deployments.admission.ticket import Ticket
@@ -13,6 +13,7 @@ _SMOOTHING = 0.1  # weight of a new answer in the mean length
 _LEAST_S = 1.0  # of measurement before a speed counts as known …
 _ALONE_S = 10.0  # … or this where no answer has ended: until then, few tokens follow many prompts
 _USUAL_TOKENS = 256  # of an answer, before the first has ended
+_TRIES = 4  # of refused requests, for each answer that ends
 
 
 class _Speed:
@@ -74,6 +75,14 @@ class Load:
         self._drop_past(now_s)
         return self._returning.total()
 
+    def retry_s(self, wait_s: float, slots: int, now_s: float) -> float:
+        """Seconds after which a refused request should come again: later if many others will come again.
+
+        They come often enough that no slot stays empty, and no more often. wait_s: predicted.
+        """
+        answer_s = self.seconds(self.answer_tokens(math.inf), now_s)
+        return wait_s + self.count_returning(now_s) * answer_s / slots / _TRIES
+
     def tokens_per_s(self, now_s: float) -> float | None:
         """Speed of one request with all slots taken, or if unknown with free slots; None: both unknown."""
         self._advance(now_s)
@@ -84,7 +93,7 @@ class Load:
         usual = _USUAL_TOKENS if self._answer_tokens is None else max(1.0, self._answer_tokens)
         return min(most, usual)
 
-    def tokens_ahead(self, running: Iterable[Ticket], before: Backlog, slots: int) -> float:
+    def tokens_ahead(self, running: Collection[Ticket], before: Backlog, slots: int) -> float:
         """Expected tokens of one slot until the next request begins there.
 
         Args:
@@ -99,6 +108,12 @@ class Load:
         for _ in range(before.requests - rounds * len(ends)):
             heapq.heapreplace(ends, ends[0] + each)
         return ends[0] + rounds * each
+
+    def count_beginning(self, running: Collection[Ticket], slots: int, each: float, tokens: float) -> int:
+        """Count requests of `each` tokens that begin within so many tokens of one slot, if enough of them wait."""
+        free = max(0, slots - len(running))
+        ends = [*[0.0] * free, *sorted(self._tokens_left(ticket) for ticket in running)[-slots:]]
+        return sum(math.floor((tokens - end) / each) + 1 for end in ends if end <= tokens)
 
     def seconds(self, tokens: float, now_s: float) -> float:
         """Seconds in which one slot generates the tokens; 0 while the speed is unknown."""

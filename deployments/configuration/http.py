@@ -84,7 +84,10 @@ class HttpConfig(StrictModel):
         "first dies. null: on machines with 2 cores or more, if 4 GiB are free once models are loaded. On a cluster "
         "the Serve file says how many coordinators there are.",
     )
-    access_log: bool = Field(False, description="Log a JSON line per request, without its content.")
+    access_log: bool = Field(
+        False,
+        description="Log a JSON line per request, without its content; those that the proxy refuses share lines.",
+    )
     cors_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]] | None = Field(
         None,
         description='Web pages that may use the server from a browser, such as `https://chat.example.org`; `["*"]`: '

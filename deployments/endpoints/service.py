@@ -17,7 +17,7 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
-from deployments.admission.admission import Admission
+from deployments.admission.admission import Admission, Room
 from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
 from deployments.answers.delta_queue import DeltaBatch, DeltaQueue, StreamPace
@@ -129,11 +129,18 @@ class Service:
 
         endpoint: the endpoint of the request, if known.
         """
-        if self.cache.is_enabled:
-            return
+        if not self.cache.is_enabled:
+            self.admission.check_room(self._targets(endpoint), key)
+
+    def room(self, key: ApiKey) -> Room | None:
+        """Return for how many requests `check_room` would say nothing. None: that depends on what they ask for."""
+        return None if self.cache.is_enabled else self.admission.room(self._targets(), key)
+
+    def _targets(self, endpoint: str | None = None) -> set[str]:
+        """Return the targets of an endpoint, or of all."""
         names = list(self.endpoints) if endpoint is None else [endpoint]
         known = [self.endpoints[name] for name in names if name in self.endpoints]  # an adapter may be gone
-        self.admission.check_room({served.endpoint.target for served in known}, key)
+        return {served.endpoint.target for served in known}
 
     def check_bounds(self, key: ApiKey) -> None:
         """Raise OverloadedError if the server, or the key, has as many requests as it may have."""

@@ -17,6 +17,7 @@ from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
 from deployments.http import connection
 from deployments.http.arrival import REQUEST_START, arrival_header, seconds_unread
+from deployments.http.middleware.doorkeeper import Doorkeeper
 from deployments.http.middleware.paths import GENERATING, WORKING
 from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
@@ -37,7 +38,7 @@ def middlewares() -> list[Middleware]:
     """Middlewares for Serve's proxy, called by Serve before its server starts."""
     connection.install()
     return_idle_memory()
-    return [Middleware(CoordinatorLossMiddleware)]
+    return [Middleware(CoordinatorLossMiddleware), Middleware(Doorkeeper)]  # the last one runs first
 
 
 class CoordinatorLossMiddleware:

@@ -31,6 +31,7 @@ from deployments.http.adapter_routes import Share, add_adapter_routes, share_wit
 from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
 from deployments.http.drain import Drain, DrainMiddleware
+from deployments.http.middleware.announcer import Announcer, AnnouncerMiddleware
 from deployments.http.middleware.anthropic_errors import AnthropicErrors
 from deployments.http.middleware.early_refusal import EarlyRefusal
 from deployments.http.middleware.gate import Gate
@@ -98,6 +99,7 @@ def make_api(
     ask_placements: AskPlacements = no_placements,
     drain: Drain | None = None,
     share_adapters: Share = share_with_nobody,
+    announcer: Announcer | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -110,6 +112,7 @@ def make_api(
         ask_placements: returns how many replicas each model should have and has.
         drain: by which the server is told to stop; None: it stops at once.
         share_adapters: tells other coordinators which adapters were loaded or unloaded here.
+        announcer: tells the proxy how many requests it may pass on; None: all.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
@@ -123,6 +126,8 @@ def make_api(
 
         api.add_middleware(TracingMiddleware, tracer=service.tracer)
     api.add_middleware(DrainMiddleware, drain=drain)
+    if announcer is not None:
+        api.add_middleware(AnnouncerMiddleware, announcer=announcer)
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)

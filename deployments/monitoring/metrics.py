@@ -206,16 +206,16 @@ class Metrics:
         if state.started_s is None and not isinstance(error, OverloadedError):
             self._observe_wait(request, state)
 
-    def record_outcome(self, endpoint: str, key: str, outcome: Outcome) -> None:
-        """Count an HTTP request that has ended.
+    def record_outcome(self, endpoint: str, key: str, outcome: Outcome, requests: int = 1) -> None:
+        """Count HTTP requests that have ended.
 
         Args:
             endpoint: empty if it is not known, because the body was not read.
             key: name of the API key; empty without a valid one.
         """
-        self._requests_ended.labels(endpoint, key).inc()
+        self._requests_ended.labels(endpoint, key).inc(requests)
         if outcome.reason is not None:
-            (self._refused if outcome.refused else self._failed).labels(endpoint, key, outcome.reason).inc()
+            (self._refused if outcome.refused else self._failed).labels(endpoint, key, outcome.reason).inc(requests)
 
     def families(self) -> Sequence[Family]:
         """Return all metrics."""

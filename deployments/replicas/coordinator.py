@@ -138,7 +138,9 @@ class CoordinatorIngress:
         return not self._drain.has_served
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        from deployments.http.admission_board import AdmissionBoard
         from deployments.http.live_metrics import LiveMetrics
+        from deployments.http.middleware.announcer import Announcer
         from deployments.http.middleware.outcomes import log_requests
         from deployments.http.routes import make_api
         from deployments.http.scaling_routes import add_scaling_route
@@ -147,6 +149,7 @@ class CoordinatorIngress:
             log_requests()
         bound = self._http.max_body_bytes
         keys = self._http.key_ring()
+        board = AdmissionBoard.create(keys.digests)
         self._live_metrics = LiveMetrics(self._service)
         api = make_api(
             self._service,
@@ -159,6 +162,7 @@ class CoordinatorIngress:
             ask_placements=partial(placements, APP_NAME, self._deployments),
             drain=self._drain,
             share_adapters=self._adapters.share,
+            announcer=None if board is None else Announcer(self._service, keys, self._drain, board),
         )
         add_scaling_route(api, self._roles, self._scale)
         api.add_middleware(DisconnectMiddleware)

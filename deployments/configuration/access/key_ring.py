@@ -48,14 +48,24 @@ class KeyRing:
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = list(keys)
 
+    @property
+    def digests(self) -> list[bytes]:
+        """Return the digests of all keys' secrets."""
+        return [key.digest for key in self._keys]
+
     def find(self, authorization: str | None) -> ApiKey | None:
         """Return the key in an Authorization header, or None. Takes the same time for any wrong secret."""
         if not self._keys:
             return ANYBODY
-        scheme, _, secret = (authorization or "").partition(" ")
-        given = digest_of(secret.strip() if scheme.lower() == "bearer" else "")
+        given = secret_digest(authorization)
         matches = [key for key in self._keys if hmac.compare_digest(key.digest, given)]
         return matches[0] if matches else None
+
+
+def secret_digest(authorization: str | None) -> bytes:
+    """Return the digest of the secret in an Authorization header; without one, of an empty secret."""
+    scheme, _, secret = (authorization or "").partition(" ")
+    return digest_of(secret.strip() if scheme.lower() == "bearer" else "")
 
 
 def digest_of(secret: str) -> bytes:

@@ -37,9 +37,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = _request_id(headers)
+        request_id = request_id_of(headers)
         send = _with_id(send, request_id) if self._tell_id else send
-        key = self._keys.find(_authorization(headers))
+        key = self._keys.find(authorization_of(headers))
         scope.setdefault("state", {}).update(key=key, request_id=request_id)
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
             reason = "A valid API key is needed: Authorization: Bearer KEY."
@@ -81,13 +81,13 @@ def _with_id(send: Send, request_id: str) -> Send:
     return send_on
 
 
-def _authorization(headers: Headers) -> str | None:
+def authorization_of(headers: Headers) -> str | None:
     """The Authorization header, or the API key as Anthropic's clients send it."""
     key = headers.get("X-Api-Key")
     return headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
-def _request_id(headers: Headers) -> str:
+def request_id_of(headers: Headers) -> str:
     """The client's request id if it is safe to repeat, or a new one."""
     given = headers.get(_REQUEST_ID, "")
     return given if _GOOD_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

@@ -29,6 +29,14 @@ def log_requests() -> None:
     _logger.propagate = False
 
 
+def log_refused(key: str, reason: str, requests: int) -> None:
+    """Log requests that the proxy has refused, on one line."""
+    if _logger.isEnabledFor(logging.INFO):
+        status = int(HTTPStatus.TOO_MANY_REQUESTS)
+        line = {"time": round(time.time(), 3), "status": status, "key": key, "outcome": reason, "requests": requests}
+        _logger.info(json.dumps(line))
+
+
 class OutcomeMiddleware:
     """ASGI middleware that records each request once it has ended, however that was.
 

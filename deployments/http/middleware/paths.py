@@ -6,6 +6,11 @@ GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/m
 WORKING = (*GENERATING, "/tokenize", "/detokenize", "/compress", "/v1/messages/count_tokens")
 
 
+def is_generating(scope: Scope) -> bool:
+    """Whether a request makes text."""
+    return is_work(scope) and scope["path"].endswith(GENERATING)
+
+
 def is_work(scope: Scope) -> bool:
     """Whether a request makes text or tokens."""
     path: str = scope.get("path", "")

@@ -21,6 +21,7 @@ from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http import proxy
 from deployments.http.arrival import REQUEST_START, seconds_since_arrival
+from deployments.http.middleware.doorkeeper import Doorkeeper
 from deployments.http.proxy import CoordinatorLossMiddleware
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
@@ -77,8 +78,8 @@ def test_whole_answers_pass(messages: list[Message]) -> None:
 
 
 def test_serve_finds_it() -> None:
-    (middleware,) = call_function_from_import_path(proxy.CALLBACK)
-    assert middleware.cls is CoordinatorLossMiddleware
+    middlewares = call_function_from_import_path(proxy.CALLBACK)
+    assert [middleware.cls for middleware in middlewares] == [CoordinatorLossMiddleware, Doorkeeper]
 
 
 @contextmanager

@@ -1,0 +1,137 @@
+"""Writes onto the coordinator's board how many more requests it accepts, and counts those that the proxy refuses.
+
+Knows no fields.
+"""
+
+import asyncio
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.admission.admission import Room
+from deployments.configuration.access.key_ring import ApiKey, KeyRing
+from deployments.endpoints.service import Service
+from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
+from deployments.http.drain import Drain
+from deployments.http.middleware.doorkeeper import BOARD, PASSED, STALE_S
+from deployments.http.middleware.outcomes import log_refused
+from deployments.http.middleware.paths import is_generating
+from deployments.monitoring.outcome import Outcome
+
+_LEAST_S = 0.02  # between two rounds
+_MOST_S = STALE_S / 12  # while keys are in use, although nothing has changed
+_MOST_SHARE = 0.05  # of the event loop's time
+_MOST_KEYS = 64  # that asked last; others' requests are decided one by one
+_IN_USE_S = 10.0  # since a key's last request
+
+
+class Announcer:
+    """A coordinator's notices for the keys in use."""
+
+    def __init__(self, service: Service, keys: KeyRing, drain: Drain, board: AdmissionBoard) -> None:
+        self._service, self._drain, self._board = service, drain, board
+        self._has_keys = bool(keys.digests)
+        self._asked_s: dict[ApiKey, float] = {}  # by key in use, the one that asked last at the end
+        self._seen: dict[ApiKey, tuple[int, int]] = {}  # proxy, and the number of its last request
+        self._refused: dict[ApiKey, int] = {}
+        self._announced: dict[ApiKey, Room] = {}
+        self._round: asyncio.Handle | None = None
+        self._round_s = self._earliest_s = 0.0  # when the next round is due, and when it may be
+        service.admission.on_change = self.update
+
+    @property
+    def board(self) -> str:
+        """The name of the board."""
+        return self._board.name
+
+    def see(self, key: ApiKey, passed: str) -> None:
+        """Take note of a request. passed: the proxy's header."""
+        proxy, _, number = passed.partition(":")
+        if proxy.isdecimal() and number.isdecimal() and max(len(proxy), len(number)) < 10:
+            before = self._seen.get(key, (0, 0))
+            latest = int(proxy), int(number)
+            self._seen[key] = max(before, latest) if before[0] == latest[0] else latest
+        self._use(key)
+        self.update()
+
+    def update(self) -> None:
+        """Write soon what has changed."""
+        if not self._asked_s:
+            return
+        due_s = max(asyncio.get_running_loop().time(), self._earliest_s)
+        if self._round is None or self._round_s > due_s:
+            self._schedule(due_s)
+
+    def _schedule(self, due_s: float) -> None:
+        if self._round is not None:
+            self._round.cancel()
+        self._round, self._round_s = asyncio.get_running_loop().call_at(due_s, self._write_all), due_s
+
+    def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for key in list(self._asked_s):
+            self._count_refused(key)
+            self._write(key)
+        for key in [key for key, asked_s in self._asked_s.items() if began_s - asked_s > _IN_USE_S]:
+            del self._asked_s[key]
+        took_s = loop.time() - began_s
+        self._earliest_s = loop.time() + max(_LEAST_S, took_s / _MOST_SHARE)
+        self._round = None
+        if self._asked_s:
+            self._schedule(max(self._earliest_s, loop.time() + _MOST_S))
+
+    def _write(self, key: ApiKey) -> None:
+        room = None if self._drain.has_begun else self._service.room(key)
+        if room is None:
+            return  # what is written goes stale, and the requests come here
+        self._announced[key] = room
+        requests, refusal = min(room.requests, 2**32 - 1), room.refusal
+        notice = Notice(time.monotonic(), requests, refusal.reached, refusal.retry_s, *self._seen.get(key, (0, 0)))
+        self._board.write(self._line(key), notice)
+
+    def _count_refused(self, key: ApiKey) -> None:
+        """Count what the proxy has refused since the last round."""
+        total = self._board.refused(self._line(key))
+        new, self._refused[key] = total - self._refused.get(key, 0), total
+        if not new:
+            return
+        self._use(key)
+        refusal = self._announced[key].refusal
+        reason, endpoints = refusal.reached.bound, list(self._service.endpoints)
+        endpoint = endpoints[0] if len(endpoints) == 1 else ""
+        self._service.metrics.record_outcome(endpoint, key.name, Outcome(reason, refused=True), new)
+        self._service.admission.count_refused(refusal, new, refusal.error().retry_after_s)
+        log_refused(key.name, reason, new)
+
+    def _use(self, key: ApiKey) -> None:
+        self._asked_s.pop(key, None)
+        self._asked_s[key] = asyncio.get_running_loop().time()
+        if len(self._asked_s) > _MOST_KEYS:
+            del self._asked_s[next(iter(self._asked_s))]
+
+    def _line(self, key: ApiKey) -> bytes:
+        return key.digest if self._has_keys else NO_KEY
+
+
+class AnnouncerMiddleware:
+    """ASGI middleware that takes note of requests from the proxy, and names the board to it. Runs after `Gate`."""
+
+    def __init__(self, app: ASGIApp, *, announcer: Announcer) -> None:
+        self._app, self._announcer = app, announcer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        passed = Headers(scope=scope).get(PASSED) if scope["type"] == "http" else None
+        if passed is None:
+            await self._app(scope, receive, send)
+            return
+        if is_generating(scope):
+            self._announcer.see(scope["state"]["key"], passed)
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[BOARD] = self._announcer.board
+            await send(message)
+
+        await self._app(scope, receive, send_on)
