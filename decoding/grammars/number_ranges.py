@@ -94,7 +94,7 @@ def exact_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     if whole and step == 1:
         return {**rest, **bounds.keywords()}
     ranges = [bounds] if whole else [*bounds.split()]
-    parts = [part for each in _written_steps(step) for one in ranges if (part := _part(one, each)) is not None]
+    parts = [part for each in _written_steps(step) for numbers in ranges if (part := _part(numbers, each)) is not None]
     if len(parts) == 1 and "enum" not in parts[0]:
         return {**rest, **parts[0]}
     kind, others = "integer" if whole else "number", [name for name in types if name not in ("integer", "number")]
@@ -132,12 +132,12 @@ def _range(schema: Mapping[str, Any]) -> _Range:
 
 def _bounds(schema: Mapping[str, Any], closed: str, exclusive: str) -> list[tuple[Decimal, bool]]:
     """Return the bounds of one side, and whether each is open. Draft 4 has exclusive ones as a switch."""
-    found = []
+    bounds = []
     if _is_number(value := schema.get(closed)):
-        found.append((_decimal(value), schema.get(exclusive) is True))
+        bounds.append((_decimal(value), schema.get(exclusive) is True))
     if _is_number(value := schema.get(exclusive)):
-        found.append((_decimal(value), True))
-    return found
+        bounds.append((_decimal(value), True))
+    return bounds
 
 
 def _within(bound: Decimal | None, limit: Decimal, nearest: Any) -> Decimal | None:

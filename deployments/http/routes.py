@@ -36,8 +36,8 @@ from deployments.http.middleware.anthropic_errors import AnthropicErrors
 from deployments.http.middleware.early_refusal import EarlyRefusal
 from deployments.http.middleware.gate import Gate
 from deployments.http.middleware.hosts import HostCheck
+from deployments.http.middleware.origins import cors_options
 from deployments.http.middleware.outcomes import OutcomeMiddleware
-from deployments.http.origins import cors_options
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import (

@@ -123,10 +123,10 @@ def test_cancelled_searches_free_their_slots() -> None:
     coordinator.send("t", [*admits, Admit(9, [1, 2], 2, long, 0, drafter=False)])
     for _ in range(8):
         target.turn()
-    assert (target.load().active, target.load().waiting) == (2, 3)
+    assert (target.load().active, target.load().waiting) == (3, 2)  # the last request takes the slot that is left
     coordinator.send("t", [Cancel(0)])
     target.turn()
-    assert (target.load().active, target.load().waiting) == (2, 2)
+    assert (target.load().active, target.load().waiting) == (3, 1)
     coordinator.send("t", [Cancel(1), Cancel(3)])
     target.turn()
     assert (target.load().active, target.load().waiting) == (2, 0)

@@ -61,10 +61,12 @@ def test_an_ignored_end_of_text_does_not_end_the_answer(client: Any) -> None:
 def test_a_hundred_requests_at_once_get_a_hundred_answers(server: Server) -> None:
     """By the client as it is without options: two retries, ten minutes."""
 
-    def ask(seed: int) -> str:
-        return client.completions.create(model="consort", prompt=PROMPT, max_tokens=24, seed=seed).choices[0].text
-
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client, ThreadPoolExecutor(100) as pool:
+
+        def ask(seed: int) -> str:
+            answer = client.completions.create(model="consort", prompt=PROMPT, max_tokens=24, seed=seed)
+            return answer.choices[0].text
+
         assert all(pool.map(ask, range(100)))
 
 

@@ -52,6 +52,9 @@ class FaultyLink(LocalLink):
         self._delayed = [waiting for waiting in self._delayed if waiting[0] > 0]
         return envelopes
 
+    def reaches(self, peer: str) -> bool:
+        return self._link.reaches(peer)
+
     def wake(self) -> None:
         self._link.wake()
 

@@ -80,8 +80,8 @@ def test_addresses() -> None:
             words[-1] = random_.choice(["1.2.3.4", "255.255.255.255", "1.2.3", "256.1.1.1"])
         text = ":".join(words)
         if random_.random() < 0.7:
-            place = random_.randrange(len(words) + 1)
-            text = ":".join(words[:place]) + "::" + ":".join(words[place:])
+            index = random_.randrange(len(words) + 1)
+            text = ":".join(words[:index]) + "::" + ":".join(words[index:])
         assert fits("ipv6", text) == is_valid(ipaddress.IPv6Address, text), text
     for _ in range(1000):
         text = ".".join(

@@ -150,8 +150,8 @@ def test_bounds_are_rewritten_wherever_a_schema_may_be() -> None:
         {"anyOf": [{"type": "null"}, bound]},
         {"items": {"prefixItems": [bound]}},
     ):
-        found = json.dumps(without_options(strict(schema)))
-        assert found == json.dumps(schema).replace(json.dumps(bound), json.dumps(rewritten))
+        written = json.dumps(without_options(strict(schema)))
+        assert written == json.dumps(schema).replace(json.dumps(bound), json.dumps(rewritten))
 
 
 @pytest.mark.parametrize(

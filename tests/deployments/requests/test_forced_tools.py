@@ -148,5 +148,5 @@ def test_forced_calls_have_no_blanks() -> None:
         grammar = compiled("json", structure.definition)
         text = '[{"name":"f","arguments":{"n":1}}]' if structure == chat({"f": ITEM}) else '{"n":1}'
         assert matches(grammar, text)
-        for place in range(1, len(text)):
-            assert not matches(grammar, text[:place] + " " + text[place:])
+        for index in range(1, len(text)):
+            assert not matches(grammar, text[:index] + " " + text[index:])
