@@ -13,6 +13,7 @@ from itertools import count
 from deployments.admission.ticket import Ticket
 from deployments.configuration.access.key_ring import ApiKey
 
+_FEW = 16  # entries of ended tickets, which a line may keep however few wait
 _Entry = tuple[int, int, Ticket]  # priority, order of arrival
 
 
@@ -101,9 +102,13 @@ class FairQueue:
     def remove(self, ticket: Ticket) -> None:
         """Forget a ticket that waits no longer."""
         lines = self._lines[ticket.target]
-        lines[ticket.key].count(ticket, -1)
-        if not lines[ticket.key].backlogs:
+        line = lines[ticket.key]
+        line.count(ticket, -1)
+        if not line.backlogs:
             del lines[ticket.key]
+        elif len(line.entries) > 2 * line.backlog().requests + _FEW:
+            line.entries = [entry for entry in line.entries if entry[2].state == "waiting"]
+            heapq.heapify(line.entries)
 
     def backlog_before(self, target: str, key: ApiKey, priority: int, holders: Iterable[ApiKey]) -> Backlog:
         """Return what would begin before a ticket that is pushed now."""

@@ -73,6 +73,25 @@ def test_what_fits_begins_at_once_and_the_rest_when_something_ends() -> None:
     in_loop(run())
 
 
+def test_requests_that_end_while_they_wait_are_forgotten() -> None:
+    """The others begin as they would have, and what ended takes no memory."""
+
+    async def run() -> None:
+        admission, backend = make(max_requests=1000)
+        for number in range(6):
+            admission.submit(request(number), nothing, priority=-number if number else 0)
+        for number in range(100, 1000):
+            admission.submit(request(number), nothing, priority=-3)
+            admission.cancel(number)
+        (line,) = admission._queue._lines["target"].values()
+        assert len(line.entries) < 30
+        for number in (0, 5, 4, 3, 2):
+            admission.finish(number)
+        assert backend.ids == [0, 5, 4, 3, 2, 1]
+
+    in_loop(run())
+
+
 def test_what_is_cancelled_while_it_waits_never_begins() -> None:
     async def run() -> None:
         admission, backend = make()
