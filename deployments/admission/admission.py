@@ -7,7 +7,7 @@ running and waiting requests. Runs in one event loop; knows no HTTP.
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -80,7 +80,7 @@ class Admission:
         self._running = defaultdict[str, dict[int, Ticket]](dict)  # by target, by id
         self._loads = defaultdict[str, Load](Load)  # by target
         self._shared = shared
-        self._bounds = Bounds(limits, self._tickets, shared)
+        self._bounds = Bounds(limits, shared)
         self.on_change: Callable[[], None] = lambda: None  # called when requests came, were refused or ended
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
@@ -198,8 +198,9 @@ class Admission:
             self._bounds.take(key, new, _now_s())
         if request.timeout_s is not None:
             ticket.deadline = loop.call_later(request.timeout_s, self._expire, request.request_id)
-        self._queue.push(ticket, self._holders())
+        self._queue.push(ticket, self._bounds.holders)
         self._tickets[request.request_id] = ticket
+        self._bounds.count(ticket, 1)
         self._begin_next(ticket.target)
         self.on_change()
 
@@ -263,7 +264,7 @@ class Admission:
             return Room(0, refusal)
         requests, longest = self._bounds.most_requests(key), self._longest_wait(target)
         beginning = self._count_beginning(target, longest)
-        ahead = self._queue.backlog_before(target, key, 0, self._holders()).requests
+        ahead = self._queue.backlog_before(target, key, 0, self._bounds.holders).requests
         requests = max(1, int(min(requests, beginning - ahead)))
         reached = self._bounds.reached(Use(requests + 1), key, _now_s(), rates=False)
         reached = reached or self._too_long(self._seconds(target, longest))
@@ -301,11 +302,8 @@ class Admission:
         """Expected tokens of one slot before a request that arrives now begins there."""
         if self._has_room(target):
             return 0.0
-        before = self._queue.backlog_before(target, key, priority, self._holders())
+        before = self._queue.backlog_before(target, key, priority, self._bounds.holders)
         return self._loads[target].tokens_ahead(self._running[target].values(), before, self._slots(target))
-
-    def _holders(self) -> Iterator[ApiKey]:
-        return (ticket.key for ticket in self._tickets.values())
 
     # Beginning and ending
 
@@ -352,6 +350,7 @@ class Admission:
         ticket = self._tickets.pop(request_id, None)
         if ticket is None:
             return
+        self._bounds.count(ticket, -1)
         if ticket.deadline is not None:
             ticket.deadline.cancel()
         if ticket.charged:

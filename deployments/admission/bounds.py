@@ -1,7 +1,7 @@
 """The bounds of the server and of its API keys, and what counts against them. Knows no queue and no clock."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from deployments.admission.key_bounds import KeyRates, Reached, Use, reached_at_once
@@ -14,12 +14,10 @@ from deployments.configuration.access.key_ring import ApiKey
 class Bounds:
     """What requests in progress at one coordinator leave for new ones."""
 
-    def __init__(self, limits: Limits, tickets: Mapping[int, Ticket], shared: SharedLimits | None) -> None:
-        """
-        tickets: of waiting and running requests, by id. They belong to the caller, who adds and removes them.
-        shared: limits of keys that hold for other coordinators, too; None: there are no others.
-        """
-        self._limits, self._tickets, self._shared = limits, tickets, shared
+    def __init__(self, limits: Limits, shared: SharedLimits | None) -> None:
+        """shared: limits of keys that hold for other coordinators, too; None: there are no others."""
+        self._limits, self._shared = limits, shared
+        self._total, self._uses = Use(), defaultdict[ApiKey, Use](Use)  # of all tickets, and of each key's
         self._held = Counter[ApiKey]()  # requests that need no model
         self._rates: dict[ApiKey, KeyRates] = {}
         if shared is not None:
@@ -28,11 +26,11 @@ class Bounds:
     def reached(self, new: Use, key: ApiKey, now_s: float, *, rates: bool = True) -> Reached | None:
         """Return the bound that new requests would exceed; None: no bound. rates: whether those of a minute count."""
         limits = self._limits
-        if len(self._tickets) + self._held.total() + new.requests > limits.max_requests:
+        if self._total.requests + self._held.total() + new.requests > limits.max_requests:
             return Reached(
                 "max_requests", f"{limits.max_requests} requests are in progress already (http.max_requests)."
             )
-        if limits.max_tokens is not None and _sum(self._tickets.values()) + new.tokens > limits.max_tokens:
+        if limits.max_tokens is not None and self._total.tokens + new.tokens > limits.max_tokens:
             reason = (
                 f"with {new.tokens} more, the tokens in progress would exceed {limits.max_tokens} (http.max_tokens)."
             )
@@ -46,9 +44,22 @@ class Bounds:
 
     def most_requests(self, key: ApiKey) -> int:
         """Return how many more requests the key may have in progress, whatever their tokens."""
-        most = self._limits.max_requests - len(self._tickets) - self._held.total()
+        most = self._limits.max_requests - self._total.requests - self._held.total()
         own = key if self._shared is None else self._shared.part_of(key)
         return most if own.max_requests is None else min(most, own.max_requests - self._use_of(key).requests)
+
+    @property
+    def holders(self) -> Collection[ApiKey]:
+        """Keys of the tickets."""
+        return self._uses.keys()
+
+    def count(self, ticket: Ticket, times: int) -> None:
+        """Count a ticket that waits or runs from now on, or, with −1, no longer."""
+        use = Use(times, times * ticket.tokens)
+        self._total += use
+        self._uses[ticket.key] += use
+        if not self._uses[ticket.key].requests:
+            del self._uses[ticket.key]
 
     @contextmanager
     def hold(self, key: ApiKey) -> Iterator[None]:
@@ -72,12 +83,11 @@ class Bounds:
 
     def _use_of(self, key: ApiKey) -> Use:
         """Return what the key has in progress here."""
-        own = [ticket for ticket in self._tickets.values() if ticket.key == key]
-        return Use(len(own) + self._held[key], _sum(own))
+        return self._uses.get(key, Use()) + Use(self._held[key])
 
     def _limited_uses(self) -> dict[str, Use]:
         """Return what is in progress here, by the names of the keys that have limits."""
-        keys = {*(ticket.key for ticket in self._tickets.values()), *self._held}
+        keys = {*self._uses, *self._held}
         return {key.name: self._use_of(key) for key in keys if key.is_limited}
 
     def _rates_of(self, key: ApiKey) -> KeyRates:
@@ -85,7 +95,3 @@ class Bounds:
         if own not in self._rates:
             self._rates[own] = KeyRates(own)
         return self._rates[own]
-
-
-def _sum(tickets: Iterable[Ticket]) -> int:
-    return sum(ticket.tokens for ticket in tickets)

@@ -5,7 +5,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import fmean, quantiles
 from typing import Any
@@ -167,12 +167,19 @@ def test_the_wait_behind_requests_that_are_alike_is_right_within_an_answer(waiti
     in_world(test, max_queue_wait_s=None)
 
 
-def test_predicting_a_wait_takes_no_longer_for_a_long_queue() -> None:
-    """Counted in lines of Python, 3000 requests in the queue against 30."""
+@pytest.mark.parametrize("limits", [{}, {"max_requests": 10**6, "max_tokens": 10**9}])
+def test_checking_and_queueing_take_no_longer_for_a_long_queue(limits: dict[str, int]) -> None:
+    """Counted in lines of Python, 3000 requests in the queue against 30. limits: of the key.
+
+    At the other target all slots are taken, and nobody waits.
+    """
+    key = ApiKey("alice", **limits)
     lines: Counter[int] = Counter()
 
     def test(world: World) -> None:
-        world.fill(30 if not lines else 3000)
+        world.fill(30 if not lines else 3000, key=key)
+        elsewhere = Request(replace(ENDPOINT, target="other"), [1], SamplingParams(max_tokens=40), request_id=-1)
+        world.admission.submit(elsewhere, nothing, key=key)
         length = len(world.admission._tickets)
 
         def count(frame: Any, event: str, argument: Any) -> Any:
@@ -182,12 +189,14 @@ def test_predicting_a_wait_takes_no_longer_for_a_long_queue() -> None:
         traced = sys.gettrace()
         sys.settrace(count)
         try:
-            world.admission.check_room([ENDPOINT.target], ALICE)
+            world.admission.check_room([ENDPOINT.target], key)
+            world.admission.check_room(["other"], key)
+            world.ask(40, key=key)
         finally:
             sys.settrace(traced)
 
-    in_world(test, max_queue_wait_s=1e6)
-    in_world(test, max_queue_wait_s=1e6)
+    in_world(test, max_queue_wait_s=1e6, max_tokens=10**9, running={ENDPOINT.target: SLOTS, "other": 1})
+    in_world(test, max_queue_wait_s=1e6, max_tokens=10**9, running={ENDPOINT.target: SLOTS, "other": 1})
     short, long = lines.values()
     assert long < 2 * short
 
