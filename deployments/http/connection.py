@@ -5,6 +5,7 @@ that closes its sending side after its request still gets its answer, and HTTP/1
 """
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -17,8 +18,23 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from deployments.validation.errors import refusal_response
 
+_logger = logging.getLogger("ray.serve")
+
+
+def _configured_head_timeout_s(default_s: float = 10.0) -> float:
+    text = os.environ.get("CONSORT_HEAD_TIMEOUT_S", str(default_s))
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if timeout_s > 0:
+        return timeout_s
+    _logger.warning("CONSORT_HEAD_TIMEOUT_S=%s is no number of seconds above 0; heads have %g s.", text, default_s)
+    return default_s
+
+
+HEAD_TIMEOUT_S = _configured_head_timeout_s()
 MOST_HEAD_BYTES = 2**16  # of its fields, and of its target
-HEAD_TIMEOUT_S = float(os.environ.get("CONSORT_HEAD_TIMEOUT_S", "10"))
 _BODY_BYTES_PER_S = 2**10  # a body gets as long as a head, and a second more for each of these
 _FRAMING = 8  # most bytes for each byte of a chunked body, beside `MOST_HEAD_BYTES` for its trailers
 _LATE_S = 0.5  # a timer that is this late was held up, and so was the reading
@@ -44,7 +60,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_head = True  # whether the next byte belongs to a head, of which there may be none yet
+        self._in_head = True  # whether the next byte belongs to a head, …
+        self._head_has_begun = False  # … of which there may be none yet
         self._heads = 0  # that have come whole
         # Of the head or body that is coming. The parser holds what it has of a field, and tells nothing before its end.
         self._unfinished_bytes = self._body_bytes = 0
@@ -64,9 +81,12 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingers:
             return
-        before = self._heads, self._in_head
-        super().data_received(data)
+        before, idle = (self._heads, self._in_head), self.timeout_keep_alive_task
+        super().data_received(data)  # ends that timer
         if self.transport.is_closing() or self._lingers:
+            return
+        if self._in_head and not self._head_has_begun:
+            self._rest(idle.when() if idle and before == (self._heads, True) else None)
             return
         if before == (self._heads, self._in_head):
             self._unfinished_bytes += len(data)
@@ -87,6 +107,10 @@ class BoundedConnection(HttpToolsProtocol):
         self._probe()
         return True
 
+    def on_message_begin(self) -> None:
+        self._head_has_begun = True
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         self._refusal = self._wrong_head()
         if self._refusal is not None:
@@ -102,7 +126,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unwatch()
-        self._in_head, self._unfinished_bytes = True, 0
+        self._in_head, self._head_has_begun, self._unfinished_bytes = True, False, 0
         super().on_message_complete()
 
     def shutdown(self) -> None:
@@ -133,10 +157,19 @@ class BoundedConnection(HttpToolsProtocol):
             return HTTPStatus.BAD_REQUEST, f"A request needs one Host header; this one has {hosts}."
         return None
 
+    @property
+    def _has_upgraded(self) -> bool:
+        return self not in self.connections
+
+    def _rest(self, due_s: float | None) -> None:
+        """Wait for a next head, unless an answer is still to go. Empty lines between messages buy no time."""
+        if not (self._has_upgraded or self._is_answering):
+            due_s = self.loop.time() + self.timeout_keep_alive if due_s is None else due_s
+            self.timeout_keep_alive_task = self.loop.call_at(due_s, self.timeout_keep_alive_handler)
+
     def _watch(self) -> None:
         """Time what has to come, unless that is timed already: a body, or a head without which nothing goes on."""
-        has_upgraded = self not in self.connections
-        if self._timer is None and not has_upgraded and not (self._in_head and self._is_answering):
+        if self._timer is None and not self._has_upgraded and not (self._in_head and self._is_answering):
             self._begun_s = self.loop.time()
             self._set_timer(self._begun_s + self.head_timeout_s)
 

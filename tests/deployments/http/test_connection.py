@@ -1,12 +1,13 @@
 """Connections whose clients send too much, too slowly, or half, and those that only look so."""
 
 import asyncio
+import logging
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import httpx
 import pytest
@@ -85,6 +86,16 @@ def read(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(65536), b""))
 
 
+def read_answer(client: socket.socket) -> bytes:
+    """Return one answer of the application, in chunks."""
+    answer = b""
+    while not answer.endswith(b"0\r\n\r\n"):
+        received = client.recv(1000)
+        assert received, f"ended after {answer!r}"
+        answer += received
+    return answer
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     yield from run(BoundedConnection)
@@ -111,6 +122,9 @@ def get(*fields: bytes, path: bytes = b"/", version: bytes = b"1.1") -> bytes:
 def post(body: bytes, path: bytes = b"/", length: int | None = None) -> bytes:
     size = len(body) if length is None else length
     return b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n" % (path, HOST, size) + body
+
+
+REQUEST = get().replace(b"Connection: close\r\n", b"")
 
 
 def status(reply: bytes) -> int:
@@ -167,7 +181,7 @@ HALVES = {
     "no body": (post(b"", length=100), 408),
     "half a body": (post(b"x" * 50, length=100), 408),
     "half a chunk": (b"POST / HTTP/1.1\r\n%sTransfer-Encoding: chunked\r\n\r\n5\r\n{}" % HOST, 408),
-    "empty lines": (b"\r\n", 408),
+    "empty lines": (b"\r\n", None),
     "nothing": (b"", None),
 }
 
@@ -176,10 +190,8 @@ HALVES = {
 def test_half_a_request_is_closed_in_time(impatient: Server, sent: bytes, expected: int | None) -> None:
     reply = impatient.ask(sent)
     assert (status(reply) if reply else None) == expected
-    first = get().replace(b"Connection: close\r\n", b"")
-    with closing(impatient.connect(first)) as client:  # as well after a whole request
-        while not client.recv(1000).endswith(b"0\r\n\r\n"):
-            pass
+    with closing(impatient.connect(REQUEST)) as client:  # as well after a whole request
+        read_answer(client)
         if expected is not None:
             client.sendall(sent)
             assert status(read(client)) == expected
@@ -204,6 +216,57 @@ def test_half_a_request_that_was_answered_gets_no_other_answer(impatient: Server
     reply = impatient.ask(post(b"x" * 50, path=b"/early", length=100))
     assert status(reply) == 200
     assert reply.endswith(b"\r\n0\r\n\r\n")
+
+
+ANSWERED = {
+    "a late body": (post(b"", path=b"/early", length=10), b"x" * 10),
+    "an empty line": (REQUEST, b"\r\n"),
+    "half an empty line": (REQUEST, b"\r"),
+    "a late body and an empty line": (post(b"", path=b"/early", length=10), b"x" * 10 + b"\r\n"),
+}
+
+
+@pytest.mark.parametrize(("sent", "rest"), ANSWERED.values(), ids=ANSWERED)
+def test_a_connection_is_kept_once_the_rest_of_an_answered_request_has_come(
+    impatient: Server, sent: bytes, rest: bytes
+) -> None:
+    """As long as others, and it gets no answer that nothing has asked for."""
+    with closing(impatient.connect(sent)) as client:
+        read_answer(client)
+        client.sendall(rest)
+        time.sleep(3 * Impatient.head_timeout_s)
+        client.sendall(REQUEST)
+        assert status(read_answer(client)) == 200
+        client.sendall(b"\r\n")
+        assert read(client) == b""  # closed in time
+
+
+def test_half_a_head_behind_an_answered_body_is_closed_in_time(impatient: Server) -> None:
+    with closing(impatient.connect(post(b"", path=b"/early", length=10))) as client:
+        read_answer(client)
+        client.sendall(b"x" * 10 + b"\r\nPOST / HT")
+        assert status(read(client)) == 408
+
+
+def test_empty_lines_buy_no_time(impatient: Server) -> None:
+    with closing(impatient.connect()) as client:
+        client.settimeout(0.05)
+        reply = None
+        while reply is None:
+            client.sendall(b"\r\n")
+            with suppress(TimeoutError):
+                reply = client.recv(1000)
+        assert reply == b""
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2.5", 2.5), ("ten", 10), ("", 10), ("-1", 10), ("nan", 10)])
+def test_a_wrong_time_for_heads_gives_way_to_the_usual(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, expected: float
+) -> None:
+    monkeypatch.setenv("CONSORT_HEAD_TIMEOUT_S", text)
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    assert connection._configured_head_timeout_s() == expected
+    assert ("CONSORT_HEAD_TIMEOUT_S" in caplog.text) == (text != "2.5")
 
 
 def test_an_answer_takes_as_long_as_it_takes(impatient: Server) -> None:
