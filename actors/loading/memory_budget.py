@@ -12,6 +12,7 @@ from actors.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE, free_host
 from actors.model.kv_pages import KVPages
 from actors.model.page_tables import PAGE_SIZE
 from decoding.errors import ConfigError
+from decoding.sampling.text_table import TOKEN_BYTES
 
 GIB = 2**30
 
@@ -43,7 +44,7 @@ def tied_output_bytes(model: PreTrainedModel) -> dict[torch.device, int]:
 
 
 def column_bytes(cache: KVPages, dtype: torch.dtype | None = None) -> dict[torch.device, int]:
-    """Return the bytes of one token's keys and values in all layers, on each device.
+    """Return the bytes of one token's keys and values in all layers, and in the table of penalties, on each device.
 
     cache: of any size, after a first call. dtype: of the pages to allocate; None: as in `cache`.
     """
@@ -51,6 +52,8 @@ def column_bytes(cache: KVPages, dtype: torch.dtype | None = None) -> dict[torch
     for store in (store for stores in cache.layers.values() for store in stores):
         numbers = store[0].numel() // cache.page_size
         used[store.device] = used.get(store.device, 0) + numbers * (dtype or store.dtype).itemsize
+    *_, last = used  # where logits are, too
+    used[last] += TOKEN_BYTES
     return used
 
 
@@ -118,7 +121,7 @@ def room_for_pages(
     Args:
         used: bytes of the weights.
         limit: for both, per device.
-        reserved: bytes that CUDA graphs and tables of penalties will need, outside the limit.
+        reserved: bytes that CUDA graphs will need, outside the limit.
     """
     room = {
         device: max(_within(free_bytes(device) - reserved.get(device, 0), used.get(device, 0), limit), 0)

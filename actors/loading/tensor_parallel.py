@@ -32,7 +32,6 @@ from actors.model.forward_input import RowInput
 from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner
 from decoding.errors import ConfigError, UnavailableError
-from decoding.sampling.text_table import table_bytes
 
 _TIMEOUT = timedelta(days=365)  # idle groups wait for requests; if a rank dies, the others' connections break
 
@@ -138,7 +137,7 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
         "max_length": context_length(model.config, spec.max_length),
         "max_query": max(spec.prefill_chunk, 64),
     }
-    column, room = _memory(spec, model, group, tables=table_bytes(size["slots"], size["max_length"]))
+    column, room = _memory(spec, model, group)
     pages = fit_pages(spec.name, spec.kv_tokens, column=column, room=room, **size)
     if group.rank.rank == 0:
         return ShardedRunner(model, group, **size, pages=pages)
@@ -147,17 +146,13 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     return runner
 
 
-def _memory(spec: ModelSpec, model: PreTrainedModel, group: TensorParallelGroup, tables: int) -> tuple[Bytes, Bytes]:
-    """Return the bytes of a token's keys and values here, and those of as many tokens as every rank has room for.
-
-    tables: bytes to leave for the tables of penalties.
-    """
+def _memory(spec: ModelSpec, model: PreTrainedModel, group: TensorParallelGroup) -> tuple[Bytes, Bytes]:
+    """Return the bytes of a token's keys and values here, and those of as many tokens as every rank has room for."""
     try:
         column = column_bytes(try_out(model))
     except ConfigError as error:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
-    reserved = dict.fromkeys(column, tables)
-    room = room_for_pages(column, weights_on_devices(model), spec.memory_bytes, reserved=reserved)
+    room = room_for_pages(column, weights_on_devices(model), spec.memory_bytes)
     tokens = group.least(min(room[device] // size for device, size in column.items()))
     return column, {device: tokens * size for device, size in column.items()}
 

@@ -44,7 +44,6 @@ from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 from decoding.sampling import sampler
-from decoding.sampling.text_table import table_bytes
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
 _POLL_S = 0.05
@@ -190,14 +189,11 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
         )
         for each, query in zip(loaded, max_queries, strict=True)
     ]
-    vocab_sizes = [each.model.config.get_text_config().vocab_size for each in loaded]
-    tables = sum(table_bytes(slots, min(size)) for size in zip(lengths, vocab_sizes, strict=True))
-    reserved = _sum([*graphs, dict.fromkeys(column, tables)] * copies)
     pages = fit_pages(
         spec.name,
         spec.kv_tokens,
         column=column,
-        room=room_for_pages(column, weights, spec.memory_bytes, reserved=reserved),
+        room=room_for_pages(column, weights, spec.memory_bytes, reserved=_sum(graphs * copies)),
         slots=slots,
         max_length=max(lengths),
         max_query=max(max_queries),

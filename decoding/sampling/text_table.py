@@ -17,12 +17,7 @@ from decoding.sampling.history import History
 
 _SPARE = 64  # entries of a line beyond those that its text needs, and a quarter of these
 _ENTRY_BYTES = 12
-
-
-def table_bytes(texts: int, distinct: int) -> int:
-    """Return the most bytes that a table takes, also while its lines move. distinct: the most tokens of a line."""
-    lines = texts * (distinct + distinct // 4 + _SPARE)
-    return 2 * (lines + lines // 4) * _ENTRY_BYTES
+TOKEN_BYTES = 38  # the most that a table takes for each token of its texts, beside `_SPARE`, also while its lines move
 
 
 class Text:

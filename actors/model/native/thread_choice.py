@@ -5,6 +5,7 @@ the system lets others run. Knows nothing of models.
 """
 
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import torch
 _PERIOD_S = 0.5  # between two looks at the system
 _LOST, _FREE = 0.25, 0.5  # cores that this process waits for, or that idle, before another number is tried
 _BLOCK, _BLOCKS = 4, 12  # calls with one number of threads at a time, and such blocks of a trial
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GAIN = 1.03  # how much faster another number must be
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0  # after a trial that changed nothing; it doubles
 
@@ -26,17 +28,19 @@ class CoreTimes(NamedTuple):
     """Times since the start of the process and the machine, in seconds."""
 
     waited_s: float  # for a core, all threads of this process together
-    idle_s: float  # of all cores together
+    idle_s: float  # of all cores together that it may use
 
 
 def read_core_times() -> CoreTimes | None:
     """Return the times as Linux counts them; None if it does not (proc(5), "schedstat" and "stat")."""
     try:
         threads = [path.read_text(encoding="ascii") for path in Path("/proc/self/task").glob("*/schedstat")]
-        idle = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=5)[4]
+        cores = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
     except OSError:
         return None
-    return CoreTimes(sum(int(text.split()[1]) for text in threads) / 1e9, int(idle) / 100) if threads else None
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    idle = sum(int(fields[4]) for fields in cores if fields[0] in own)
+    return CoreTimes(sum(int(text.split()[1]) for text in threads) / 1e9, idle / _TICKS_PER_S) if threads else None
 
 
 class ThreadChoice:

@@ -24,6 +24,7 @@ from actors.model.kv_pages import KVPages
 from actors.model.native.library import library
 from actors.replica.replica import load_pair, load_runner
 from decoding.errors import ConfigError
+from decoding.sampling.text_table import TOKEN_BYTES
 from tests.support.models import tiny_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -49,8 +50,8 @@ def spec(folder: Path, **options: Any) -> ModelSpec:
 )
 def test_a_token_takes_what_the_layers_keep_of_it(family: str, values: int) -> None:
     cache = try_out(tiny_model(family))
-    assert column_bytes(cache) == {CPU: 4 * values}
-    assert column_bytes(cache, torch.bfloat16) == {CPU: 2 * values}
+    assert column_bytes(cache) == {CPU: 4 * values + TOKEN_BYTES}
+    assert column_bytes(cache, torch.bfloat16) == {CPU: 2 * values + TOKEN_BYTES}
 
 
 def test_weights_are_counted_where_they_are() -> None:
@@ -71,7 +72,10 @@ def test_pages_of_a_layer_are_on_its_device() -> None:
     for device, heads in (("cpu", 2), ("meta", 3), ("meta", 3)):
         states = torch.zeros(1, heads, 1, 4, device=device)
         cache.add_layer(nn.Identity(), states, states)
-    assert column_bytes(cache) == {torch.device("cpu"): 2 * 2 * 4 * 4, torch.device("meta"): 2 * 2 * 3 * 4 * 4}
+    assert column_bytes(cache) == {
+        torch.device("cpu"): 2 * 2 * 4 * 4,
+        torch.device("meta"): 2 * 2 * 3 * 4 * 4 + TOKEN_BYTES,
+    }
 
 
 def test_auto_takes_what_fits_but_not_more_than_all_slots_can_hold() -> None:
@@ -136,7 +140,7 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pyte
 
 def test_pages_of_a_loaded_model(folder: Path) -> None:
     weights = sum(weights_on_devices(load_model(spec(folder))).values())
-    page = 16 * 4 * 3 * 2 * 2 * 8
+    page = 16 * (4 * 3 * 2 * 2 * 8 + TOKEN_BYTES)
 
     def pages(**options: Any) -> int:
         return load_runner(spec(folder, prefill_chunk=64, **options)).cache.allocator.pages
@@ -156,7 +160,7 @@ def test_a_packed_output_layer_counts_beside_its_embedding(dtype: str, itemsize:
     tiny_model("llama-gqa", tie_word_embeddings=True).save_pretrained(tmp_path)
     options = spec(tmp_path, dtype=dtype, prefill_chunk=64)
     weights = sum(weights_on_devices(load_model(options)).values())
-    copy, page = 64 * 32 * itemsize, 16 * itemsize * 3 * 2 * 2 * 8
+    copy, page = 64 * 32 * itemsize, 16 * (itemsize * 3 * 2 * 2 * 8 + TOKEN_BYTES)
     runner = load_runner(replace(options, memory_bytes=weights + copy + 12 * page))
     assert runner.cache.allocator.pages == 11
 
@@ -168,7 +172,7 @@ def test_a_request_may_be_as_long_as_the_model_has_positions(folder: Path) -> No
 
 def test_a_target_and_its_colocated_drafter_share_the_memory(folder: Path) -> None:
     weights = sum(weights_on_devices(load_model(spec(folder))).values())
-    page = 16 * 4 * 3 * 2 * 2 * 8
+    page = 16 * (4 * 3 * 2 * 2 * 8 + TOKEN_BYTES)
     runners = load_pair(
         spec(folder, prefill_chunk=64, memory_bytes=2 * (weights + 12 * page)), spec(folder, prefill_chunk=64)
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from decoding.sampling.history import History
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.text_table import TextTable, TextTables, table_bytes
+from decoding.sampling.text_table import _ENTRY_BYTES, _SPARE, TOKEN_BYTES, TextTable, TextTables
 from decoding.sampling.transfer import copy_all
 from tests.support.positions import VOCAB, texts
 from tests.support.properties import repeatable
@@ -21,6 +21,11 @@ def line_of(table: TextTable, history: History) -> dict[int, float]:
     table.write(*copy_all("cpu", table.changes()))
     line = slice(text.start, text.start + len(text.index))
     return dict(zip(table.tokens[line].tolist(), table.counts[line].tolist(), strict=True))
+
+
+def table_bytes(texts: int, distinct: int) -> float:
+    """Return the most bytes that a table should take. distinct: the most tokens of a line."""
+    return texts * (TOKEN_BYTES * distinct + 2.5 * _SPARE * _ENTRY_BYTES)
 
 
 def size_of(table: TextTable) -> int:
