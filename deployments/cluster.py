@@ -376,8 +376,11 @@ def _check_port(host: str, port: int, *, key: str) -> None:
             raise ConfigError(f"{key}: can't listen on {host}:{port}: {error.strerror}") from error
 
 
-def check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
-    """Raise ConfigError if the replicas need more than the machine has: they would wait for ever."""
+def check_demand(config: ServerConfig, available: Mapping[str, float], unusable_gpus: str | None = None) -> None:
+    """Raise ConfigError if the replicas need more than the machine has: they would wait for ever.
+
+    unusable_gpus: why GPUs that are there don't count.
+    """
     models = config.models.values()
     demands = {
         "GPU": ("num_gpus", sum((model.num_gpus or 0) * model.processes for model in models)),
@@ -387,7 +390,10 @@ def check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
     for resource, (key, wanted) in demands.items():
         amount = available.get(resource, 0)
         if round(wanted, 4) > amount:  # Ray counts ten-thousandths
-            mistakes.note(f"models: {key} of all replicas is {wanted:g} together, but this machine has {amount:g}")
+            reason = f": {unusable_gpus}" if resource == "GPU" and unusable_gpus else ""
+            mistakes.note(
+                f"models: {key} of all replicas is {wanted:g} together, but this machine has {amount:g}{reason}"
+            )
     mistakes.check()
 
 

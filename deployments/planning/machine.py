@@ -13,6 +13,7 @@ _MIB = 2**20
 _STANDBY_CORES, _STANDBY_BYTES = 2, 4 * 2**30  # it takes half a GiB, and next to no time
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _QUERY_TIMEOUT_S = 20
+_DEVICES, _GPU_FILES = Path("/dev"), ("nvidia*", "kfd", "dxg")  # of NVIDIA's driver, AMD's, and WSL's
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -33,6 +34,7 @@ class Machine:
     cores: int
     free_bytes: int  # of the host's memory
     unusable_gpus: str | None = None  # why GPUs that are there can't be used
+    uncounted_gpus: bool = False  # whether there may be GPUs that nvidia-smi does not tell
 
 
 def this_machine() -> Machine:
@@ -44,7 +46,8 @@ def this_machine() -> Machine:
             [],
             f"{len(gpus)} GPU(s) stay idle: the installed torch computes on CPUs only; install one for CUDA",
         )
-    return Machine(tuple(gpu for _, gpu in gpus), _cores(), free_host_bytes(), reason)
+    uncounted = not gpus and reason is None and any(path for name in _GPU_FILES for path in _DEVICES.glob(name))
+    return Machine(tuple(gpu for _, gpu in gpus), _cores(), free_host_bytes(), reason, uncounted)
 
 
 def has_room_for_standby() -> bool:

@@ -1,6 +1,7 @@
 """What `consort serve` and `consort demo` do: plan, check, start, and say how to go on."""
 
 import json
+import math
 import os
 import secrets
 import shlex
@@ -13,7 +14,7 @@ from dataclasses import replace
 import click
 from rich.console import Console
 
-from decoding.errors import ConsortError, UnavailableError
+from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
 from deployments.cluster import check_demand, drain, local_client, serving, start_standby
 from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
@@ -100,7 +101,8 @@ def _plan(source: Source, *, weights: bool, quiet: bool) -> tuple[ServerConfig, 
         The configuration, and its models of the Hub by name.
     """
     machine = this_machine()
-    check_demand(source.config, {"GPU": len(machine.gpus), "CPU": os.cpu_count() or 1})
+    gpus = math.inf if machine.uncounted_gpus else len(machine.gpus)  # Ray may find what nvidia-smi does not
+    check_demand(source.config, {"GPU": gpus, "CPU": os.cpu_count() or 1}, machine.unusable_gpus)
     snapshots = fetch_all(source.config, files="weights" if weights else "settings")
     config, plan = source.planned(machine, snapshots)
     if not quiet:
@@ -208,7 +210,9 @@ def _wait_for_interrupt(*, standby: bool = False) -> None:
     """Until Ctrl-C or SIGTERM, which interrupts while a server runs. standby: start a second coordinator meanwhile."""
     with suppress(KeyboardInterrupt):
         if standby:
-            with suppress(UnavailableError):  # Serve's controller is busy; one coordinator will do
+            try:
                 start_standby()
+            except Exception as error:  # Serve's controller is busy or gone; one coordinator will do
+                _console.print(f"No coordinator stands by: {error}", markup=False)
         while True:
             time.sleep(1)  # `signal.pause` would miss a signal that comes just before it

@@ -168,7 +168,7 @@ def test_the_wait_behind_requests_that_are_alike_is_right_within_an_answer(waiti
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_requests": 10**6, "max_tokens": 10**9}])
-def test_checking_and_queueing_take_no_longer_for_a_long_queue(limits: dict[str, int]) -> None:
+def test_checking_and_queueing_take_no_longer_for_a_long_queue(limits: dict[str, Any]) -> None:
     """Counted in lines of Python, 3000 requests in the queue against 30. limits: of the key.
 
     At the other target all slots are taken, and nobody waits.

@@ -1,16 +1,20 @@
 """`consort serve MODEL` up to the point where anything starts, and the script for completion."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from ray.exceptions import RayActorError
 from rich.console import Console
 
+from decoding.errors import UnavailableError
 from deployments.configuration.config import load_config
 from deployments.configuration.model import ROOT
-from deployments.planning.machine import Gpu, Machine
+from deployments.planning import machine
+from deployments.planning.machine import Gpu, Machine, this_machine
 from deployments.planning.plan import GIB
 from deployments.ui import cli
 from deployments.ui.serving import server
@@ -73,6 +77,37 @@ def test_what_this_machine_lacks_is_said_before_anything_else(tmp_path: Path, mo
     assert result.exit_code == 1
     assert result.output.startswith("Error: 2 mistakes\n  models: num_gpus of all replicas is 1 together, but this ")
     assert "\n  models: num_cpus of all replicas is 100000 together" in result.output
+    monkeypatch.setattr(server, "this_machine", lambda: replace(LAPTOP, unusable_gpus="2 stay idle"))
+    assert "but this machine has 0: 2 stay idle\n" in invoke("serve", str(file), "--dry-run").output
+
+
+def test_gpus_that_nvidia_smi_does_not_tell_are_left_to_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "this_machine", this_machine)
+    monkeypatch.setattr(machine, "_gpus", list)
+    monkeypatch.setattr(machine, "_DEVICES", tmp_path)
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"models: {{m: {{path: {TARGET}, num_gpus: 1}}}}\nendpoints: {{e: {{target: m}}}}\n", encoding="utf-8"
+    )
+    assert "this machine has 0" in invoke("serve", str(file), "--print-config").output
+    (tmp_path / "kfd").touch()
+    assert printed(str(file))["models"]["m"]["num_gpus"] == 1
+
+
+@pytest.mark.parametrize("error", [UnavailableError("busy"), RayActorError()])
+def test_a_server_whose_standby_does_not_start_goes_on(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise error
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "start_standby", fails)
+    monkeypatch.setattr(server.time, "sleep", interrupt)
+    server._wait_for_interrupt(standby=True)
+    assert capsys.readouterr().out.startswith("No coordinator stands by: ")
 
 
 def test_a_draft_length_of_0_is_plain_decoding() -> None:
