@@ -93,7 +93,7 @@ for _command in (bench, chat, compare, complete, compress, finetune, prune, repo
     "--max-queue-wait",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Refuse what would wait for longer; 0: than half an answer.",
+    help="Refuse requests that would wait longer; 0: longer than half an answer takes.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
 @click.option("--print-config", is_flag=True, help="Print the configuration that serves the same, and stop there.")
