@@ -105,7 +105,7 @@ def test_a_server_whose_standby_does_not_start_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(server, "start_standby", fails)
-    monkeypatch.setattr(server.time, "sleep", interrupt)
+    monkeypatch.setattr("time.sleep", interrupt)
     server._wait_for_interrupt(standby=True)
     assert capsys.readouterr().out.startswith("No coordinator stands by: ")
 
