@@ -81,8 +81,8 @@ class HttpConfig(StrictModel):
     standby: bool | None = Field(
         None,
         description="Whether `consort serve` starts a second coordinator, which takes half a GiB and goes on when the "
-        "first dies. null: on machines with 2 cores or more, if 4 GiB are free once models are loaded. On a cluster "
-        "the Serve file says how many coordinators there are.",
+        "first dies. null: on machines with 2 cores or more, if 4 GiB are free once models are loaded. With "
+        "`--address` only if true. Serve files set `num_replicas` of `Coordinator` instead.",
     )
     access_log: bool = Field(
         False,
