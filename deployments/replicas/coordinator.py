@@ -70,6 +70,8 @@ class CoordinatorIngress:
         ledger: of keys' limits that hold for several coordinators together; None: each counts for itself.
         """
         with uncollected():
+            from ray.serve.context import _get_global_client
+
             from actors.coordinator.loop import Coordinator
             from actors.loops.thread import LoopThread
             from actors.wire.zmq_link import ConnectingZmqLink
@@ -84,6 +86,7 @@ class CoordinatorIngress:
 
         share_interpreter()
         return_idle_memory()
+        _get_global_client()  # kept by Serve: later, while Ray's head is away, finding it would block the event loop
         if os.environ.get("RAY_AUTH_MODE") != "token":
             _logger.warning(
                 "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "

@@ -25,9 +25,9 @@ async def placements(app_name: str, deployments: Mapping[str, str]) -> dict[str,
     """
     from ray.serve.context import _get_global_client  # public only in the dashboard's REST API
 
-    client = _get_global_client()
-    assert client is not None
     try:
+        client = _get_global_client()
+        assert client is not None
         call = client._controller.get_serve_instance_details.remote()
         details = await asyncio.wait_for(call, _ANSWER_TIMEOUT_S)
     except Exception:  # what Ray raises is not documented

@@ -1,10 +1,12 @@
 """What Serve's controller says about a deployment's replicas, in one line; a server that says it is in tests/server."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from ray.serve.exceptions import RayServeException
 
-from deployments.scaling.placement import Placement, placement_of
+from deployments.scaling.placement import Placement, placement_of, placements
 
 RUNNING, LOADING = {"state": "RUNNING", "node_id": "a"}, {"state": "STARTING", "node_id": "a"}
 UNPLACED, STOPPING = {"state": "STARTING"}, {"state": "STOPPING", "node_id": "a"}
@@ -39,3 +41,11 @@ def details(wanted: int, *replicas: dict[str, Any], status: str = "UPDATING", me
 )
 def test_wanted_running_and_why_not_more(given: dict[str, Any], expected: Placement) -> None:
     assert placement_of(given) == expected
+
+
+def test_without_a_controller_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RayServeException("There is no Serve instance running on this Ray cluster.")
+
+    monkeypatch.setattr("ray.serve.context._get_global_client", fail)
+    assert asyncio.run(placements("consort", {"m": "Target-m"})) == {}
