@@ -36,8 +36,8 @@ class Mailbox(Generic[R]):
         self._times = times
         self._clock = clock
         self._early: deque[tuple[RowKey, Envelope]] = deque(maxlen=_MAX_EARLY)
-        self._received_at_s: dict[str, float] = {}  # by coordinator
-        self._reached_at_s: dict[str, float] = {}  # by coordinator
+        self._received_at_s: dict[str, float] = {}  # by peer
+        self._reached_at_s: dict[str, float] = {}  # by peer
         self._reported_at_s = 0.0
 
     def receive(self, timeout_s: float) -> Iterator[Envelope]:

@@ -4,7 +4,8 @@ Rows take over pages that others have computed, before they enter and while thei
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Generic
 
@@ -108,7 +109,7 @@ class RowTable(Generic[R]):
         """Number of known pages that were used again so far."""
         return self._cache.allocator.evictions
 
-    def preempt_youngest(self) -> bool:
+    def preempt_last(self) -> bool:
         """Preempt the last row by precedence, unless it is the only one. Returns whether it did.
 
         Nothing enters beside other rows before `note_forward`: else the same row would take the same pages again.
@@ -232,13 +233,14 @@ class RowTable(Generic[R]):
     def _make_room(self, row: R, yielding: Iterable[R]) -> bool:
         """Preempt rows that yield to this one, the last first and as few as suffice. Returns whether it has room."""
         later = [other for other in yielding if other.slot >= 0 and _yields(other, row)]
-        later.sort(key=attrgetter("precedence"))
-        leaving: list[R] = []
-        while not self._has_room(row, leaving):
-            if not later:
+        later.sort(key=attrgetter("precedence"), reverse=True)
+        count = 0
+        if not self._has_room(row, ()):
+            if not later or not self._has_room(row, later):
                 return False
-            leaving.append(later.pop())
-        for other in leaving:
+            fewer = range(len(later))
+            count = bisect_left(fewer, True, lo=1, key=lambda most: self._has_room(row, later[:most]))
+        for other in later[:count]:
             other.has_lent = other.lends and not row.spans_replicas
             self.preempt(other)
         return True
@@ -248,22 +250,28 @@ class RowTable(Generic[R]):
         slots = [slot for other in leaving for slot in other.slots]
         if self._cache.free + len(slots) < row.slots_needed:
             return False
-        staying = [other for other in self._active.values() if other not in leaving]
+        gone = set(leaving)
+        staying = [other for other in self._active.values() if other not in gone]
         if not staying:
             return True
         if self._is_full and not leaving:
             return False
-        released = self._cache.released_pages(slots)
-        left = self._cache.allocator.available + len(released) - row.slots_needed + 1
+        left = self._cache.allocator.available - row.slots_needed + 1
         for other in staying:
             text = -(-self._columns(other) // self._cache.page_size)
             held = sum(map(self._cache.held_pages, other.slots))
             missing = max(0, text - self._cache.held_pages(other.slot)) + other.slots_needed
             left -= min(missing, other.slots_needed * self._cache.pages_per_slot - held)
-        columns = self._columns(row)
-        if self._cache.missing_pages((), columns) <= left:  # without the keys of a long text
-            return True
-        return self._cache.missing_pages(self._reusable_keys(row), columns, released) <= left
+        if not self._fits(row, left + sum(map(self._cache.held_pages, slots))):  # does not count shared pages
+            return False
+        released = self._cache.released_pages(slots)
+        return not slots or self._fits(row, left + len(released), released)
+
+    def _fits(self, row: R, left: int, released: Container[int] = ()) -> bool:
+        """Whether so many pages are enough for the row, with those that it shares. released: nobody's by then."""
+        shared = -(-self._columns(row) // self._cache.page_size) - left
+        keys = self._reusable_keys(row)
+        return shared <= 0 or (shared <= len(keys) and self._cache.are_held(keys, shared, released))
 
     def _columns(self, row: R) -> int:
         """Return how many columns of its first slot a row needs for its text, and its next token with a draft."""

@@ -1,7 +1,7 @@
 """Packs what rows have to run into forwards: which rows take part in a turn, and how many tokens each may run.
 
-When memory runs out, it schedules less, and later more again; when pages run out, the youngest row makes room. It knows
-nothing of models, messages or drafts.
+When memory runs out, it schedules less, and later more again; when pages run out, the last row in order makes room. It
+knows nothing of models, messages or drafts.
 """
 
 import logging
@@ -60,8 +60,6 @@ class Scheduler(Generic[R]):
         """Choose what the next forward runs, at least one row: steps first, then chunks with what is left.
 
         If memory suffices for some steps only, the rows take turns. The shares are in the order of slots.
-
-        due: in order of admission.
         """
         shares: list[Share[R]] = []
         left = self._limit
@@ -85,7 +83,7 @@ class Scheduler(Generic[R]):
             compute(shares)
         except OutOfPagesError as error:
             self._undo(shares)
-            if self._rows.preempt_youngest():
+            if self._rows.preempt_last():
                 self._times.preemptions += 1
             else:
                 reason = f"the request does not fit into the KV cache, even alone: {error}"
@@ -136,14 +134,17 @@ class Scheduler(Generic[R]):
 
 
 def _divide(rows: Sequence[R], tokens: int) -> Iterator[Share[R]]:
-    """Divide so many tokens among rows that read texts, in order of admission.
+    """Divide so many tokens among rows that read texts.
 
     Those that have the least to read come first, so a short text does not wait for a long one. But half is kept for the
-    row that was admitted first, so what arrives later at most doubles the turns until a text has been read.
+    row that arrived first, so what arrives later at most doubles the turns until a text has been read.
     """
-    kept = min(rows[0].pending, (tokens + 1) // 2) if rows else 0
+    if not rows:
+        return
+    first = min(rows, key=attrgetter("arrived_at_s"))
+    kept = min(first.pending, (tokens + 1) // 2)
     for row in sorted(rows, key=attrgetter("urgency")):
-        if row is rows[0]:
+        if row is first:
             kept = 0
         share = min(row.pending, tokens - kept)
         if share > 0:

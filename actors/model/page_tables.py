@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -173,17 +173,16 @@ class PageTables:
         counts = Counter(page for slot in slots for page in self._pages[slot])
         return {page for page, count in counts.items() if self.allocator.holders(page) == count}
 
-    def missing_pages(self, keys: Sequence[bytes], length: int, released: Container[int] = ()) -> int:
-        """Return how many of the available pages a new slot would need for a text of that length.
+    def are_held(self, keys: Sequence[bytes], count: int, released: Container[int] = ()) -> bool:
+        """Return whether slots hold the first `count` pages of a text, at least one.
 
-        keys: the text's. released: pages that are available, too, by then.
+        Who holds a page holds those before it. So a few are tried first, ever farther apart, and mostly tell a no.
+
+        keys: the text's, of which few more than twice those that are held are computed. released: pages to leave out.
         """
-        missing = -(-length // self.page_size)
-        for page in map(self.allocator.find, keys):
-            if page is None:
-                break
-            missing -= self.allocator.is_held(page) and page not in released
-        return missing
+        samples = (min(1 << power, count) - 1 for power in range(count.bit_length() + 1))
+        pages = map(self.allocator.find, map(keys.__getitem__, chain(samples, range(count))))
+        return all(page is not None and self.allocator.is_held(page) and page not in released for page in pages)
 
     def page(self, slot: int, column: int) -> int:
         """Return the page of a slot's column; 0: none."""

@@ -50,10 +50,15 @@ class ColocatedDrafter:
         """Whether the row has a drafter."""
         return row.drafter
 
+    @property
+    def reading(self) -> bool:
+        """Whether it has begun to read a text and is not at its end."""
+        return self._drafter.reading
+
     def read(self, rows: Iterable[TargetRow]) -> bool:
         """Read a chunk of the texts of rows that the target reads or has read. Returns whether there was one."""
         new = [row for row in rows if row.drafter and row.slot >= 0 and row.key not in self._sent_lengths]
-        if not new and not self._drafter.reading:
+        if not new and not self.reading:
             return False
         self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, new)])
         self._drafter.turn(steps=False)
@@ -113,4 +118,5 @@ class ColocatedDrafter:
             target=self._address,
             admission=row.admission,
             cache_salt=row.cache_salt,
+            arrived_at_s=row.arrived_at_s,
         )

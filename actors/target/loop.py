@@ -136,8 +136,8 @@ class Target:
 
     def _read_beside(self) -> None:
         """Let a colocated drafter read a chunk of the prompts, too. What the target chose has been sent before."""
-        drafter = self._colocated_drafter
-        if drafter is None or not self._rows.drafting or drafter.name in self._proposers.resting:
+        drafter = self._reader
+        if drafter is None:
             return
         began_s = time.perf_counter()
         if drafter.read(self._rows.writers):
@@ -145,6 +145,13 @@ class Target:
             self.times.drafted_s += seconds
             self._counted_until_s += seconds
             self._planner.note_reading(seconds)
+
+    @property
+    def _reader(self) -> ColocatedDrafter | None:
+        """The colocated drafter, unless it rests."""
+        drafter = self._colocated_drafter
+        rests = drafter is None or not self._rows.drafting or drafter.name in self._proposers.resting
+        return None if rests else drafter
 
     def _request_logits(self, rows: list[TargetRow]) -> None:
         """Begin the rounds of ensembles, so that members compute their logits while the leader does."""
@@ -289,7 +296,7 @@ class Target:
         """Return how long to wait for messages; 0 while there is something to compute."""
         if not len(self._rows):
             return PREPARING_S if self._rows.is_preparing else REPORT_PERIOD_S
-        if self._rows.blendable:
+        if self._rows.blendable or (self._reader is not None and self._reader.reading):
             return 0.0
         wait_s = self._wait_s()
         if next(self._due_rows(wait_s), None) is not None:

@@ -1,5 +1,6 @@
 """A request on the target: its text, its draft trie, and how long it waits for which draft."""
 
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -164,11 +165,11 @@ class TargetRow(ServedRow):
 
     def writes_text_of(self, admit: Admit) -> bool:
         """Whether another admission has the same prompt and all on which its text depends, and wants only the text."""
-        fields = [(each.params, each.adapter, each.cache_salt, each.prompt_positions) for each in (self._origin, admit)]
+        needed = attrgetter("prompt_length", "params", "adapter", "cache_salt", "prompt_positions")
         params = self.params
         wants_more = params.logprobs is not None or params.prompt_logprobs is not None or params.prompt_attention
         alone = self.ensemble is None and admit.ensemble is None and admit.beams is None
-        is_same = fields[0] == fields[1] and self.tokens[: self.prompt_length] == admit.tokens
+        is_same = needed(self._origin) == needed(admit) and self.tokens[: self.prompt_length] == admit.tokens
         return alone and is_same and not wants_more and not self.rejects
 
     def limit_draft(self) -> None:

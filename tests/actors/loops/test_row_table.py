@@ -198,9 +198,9 @@ def test_a_preempted_row_comes_back_before_those_that_have_not_begun_and_takes_o
         table.add(row)
         if row.slot >= 0:
             compute(tables, row, 14)
-    assert table.preempt_youngest()
+    assert table.preempt_last()
     assert (rows[1].slot, rows[1].cached) == (-1, 0)
-    assert not table.preempt_youngest()  # the other row is alone
+    assert not table.preempt_last()  # the other row is alone
     assert tables.allocator.used == 4
     table.make_ready()
     assert rows[1].slot == -1
@@ -215,7 +215,7 @@ def test_a_preempted_row_comes_back_when_another_ends() -> None:
     rows = [make_row(i, tokens=[i] * 14) for i in range(2)]
     for row in rows:
         table.add(row)
-    assert table.preempt_youngest()
+    assert table.preempt_last()
     table.make_ready()
     assert rows[1].slot == -1
     table.remove(rows[0].key)
@@ -366,3 +366,43 @@ def test_a_row_whose_adapter_is_loaded_holds_no_slot() -> None:
     first.adapter_slot = 1
     table.remove(second.key)
     assert active(table) == [1]
+
+
+def test_a_long_text_that_lacks_pages_counts_those_of_others_few_times() -> None:
+    """Never if all others were too few, else as often as a bisection asks."""
+    table, tables = make_table(64, capacity=4096, pages=160)
+    blocker, head = make_row(0, tokens=[1] * 200), make_row(1, tokens=[2] * 500)
+    others = [make_row(2 + index, tokens=[3 + index] * 3) for index in range(30)]
+    for row in (blocker, head, *others):
+        table.add(row)
+        if row.slot >= 0:
+            compute(tables, row, 500)
+    assert len(table) == 31
+    with mock.patch.object(tables, "released_pages", wraps=tables.released_pages) as released:
+        table.make_ready()
+        assert (head.slot, released.call_count) == (-1, 0)
+        blocker.entered = False
+        blocker.arrived_at_s = 1.0
+        table.make_ready()
+        assert head.slot >= 0
+        assert 1 <= released.call_count <= 6
+    assert active(table)[-1] == 1
+
+
+def test_a_known_text_that_lacks_pages_is_looked_up_in_few_places() -> None:
+    table, tables = make_table(8, capacity=8192, pages=2100)
+    text = list(range(8000))
+    first = make_row(0, tokens=text)
+    table.add(first)
+    compute(tables, first, 8000)
+    table.remove(first.key)  # all of its pages are known
+    other = make_row(1, tokens=[9] * 500)
+    table.add(other)
+    compute(tables, other, 500)
+    rows = [make_row(2 + index, tokens=text) for index in range(5)]
+    with mock.patch.object(tables.allocator, "find", wraps=tables.allocator.find) as find:
+        for row in rows:
+            table.add(row)
+        table.make_ready()
+    assert [row.slot for row in rows] == [-1] * 5
+    assert find.call_count < 100

@@ -115,6 +115,15 @@ def test_a_long_prompt_takes_at_most_twice_as_long_beside_many_short_ones() -> N
     assert (turns[0], turns[100]) == (20, 39)
 
 
+def test_the_oldest_keeps_its_half_after_it_was_preempted() -> None:
+    rows = [make_row(index, 500 - index) for index in range(2)]
+    stage = Stage(*rows)
+    stage.rows.preempt(rows[0])
+    rows[0].arrived_at_s, rows[1].arrived_at_s = 1.0, 2.0
+    assert stage.turn() == {0: 16, 1: 16}
+    assert [row.key[1] for row in stage.rows] == [1, 0]
+
+
 def test_prompts_of_one_length_are_read_one_after_the_other() -> None:
     """To share would make all of them late."""
     stage = Stage(*(make_row(index, 64) for index in range(3)))

@@ -191,16 +191,18 @@ def test_a_slot_takes_over_pages_that_another_computes_after_it_began() -> None:
     assert state.tables.allocator.used == 3
 
 
-def test_missing_pages_are_those_that_are_not_held_yet() -> None:
+def test_pages_that_are_known_but_not_held_are_not_shared() -> None:
     state = Pages(10)
     text = list(range(9))
     state.take(text)
     state.write(0, text, kept=9)
     state.note(0)
-    assert state.tables.missing_pages(keys_of(text), 10) == 1
-    assert state.tables.missing_pages(keys_of([5, *text]), 10) == 3
+    keys = keys_of([*text, *[1] * 7])  # two pages are held
+    assert [state.tables.are_held(keys, count) for count in (1, 2, 3)] == [True, True, False]
+    assert not state.tables.are_held(keys, 2, released={state.tables.page(0, 4)})
+    assert not state.tables.are_held(keys_of([5, *text]), 1)
     state.give_back(0)  # evictable pages are available, so taking them over takes from those
-    assert state.tables.missing_pages(keys_of(text), 10) == 3
+    assert not state.tables.are_held(keys, 1)
 
 
 def test_running_out_names_what_is_needed_and_changes_nothing() -> None:

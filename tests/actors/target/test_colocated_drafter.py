@@ -15,7 +15,10 @@ from actors.replica.in_process import Engine
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.loop import Target
 from actors.target.row import TargetRow
-from actors.wire.messages import Admit, Failed
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.link import LocalExchange
+from actors.wire.messages import Admit, Ensemble, Failed, Member
+from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from tests.support.models import tiny_model
@@ -126,6 +129,40 @@ def test_a_step_is_delayed_by_one_chunk_of_the_drafter() -> None:
     while colocated.read(rows):
         pass
     assert colocated.draft(rows[1:]) == {rows[1].key}
+
+
+def test_its_rows_have_the_order_of_the_targets() -> None:
+    colocated = ColocatedDrafter(runner(0), lambda tokens: True)
+    admit = Admit(1, [1, 2, 3], 3, SamplingParams(max_tokens=9), 4, drafter=True, arrived_at_s=7.0)
+    row = TargetRow("c", admit, acceptance=0.5)
+    row.slot = 0
+    colocated.read([row])
+    drafted = colocated._drafter._rows.get(("target", 1))
+    assert drafted is not None
+    assert drafted.arrived_at_s == 7.0
+
+
+def test_a_target_that_waits_for_members_does_not_wait_while_its_drafter_reads() -> None:
+    """The drafter reads less than the target in a turn: the target knows the first pages."""
+    exchange = LocalExchange()
+    coordinator, _ = exchange.join("c"), exchange.join("m")
+    models = [runner(0, max_length=340) for _ in range(2)]
+    target = Target(models[0], exchange.join("t"), LoopOptions(adaptive=False, prefill_chunk=32, colocated=models[1]))
+    ensemble = Ensemble("leader", [Member("m", ReplicaAddress("m", "m"))], EnsembleOptions())
+    params = SamplingParams(max_tokens=9, temperature=0)
+    coordinator.send("t", [Admit(1, [4] * 300, 300, params, 4, drafter=True, ensemble=ensemble)])
+    target.turn()
+    (row,) = target._rows
+    row.cached = 299  # as if it had taken over what the drafter lacks
+    colocated = target._colocated_drafter
+    assert colocated is not None
+    timeouts = []
+    while colocated.reading:
+        timeouts.append(target._timeout_s())
+        target.turn()
+    assert len(timeouts) >= 8
+    assert not any(timeouts)
+    assert target._timeout_s() > 0
 
 
 def test_rejection_sampling_takes_what_is_drawn() -> None:

@@ -185,7 +185,7 @@ def test_a_request_that_loses_its_slot_here_gives_up_those_elsewhere_until_it_ha
     stage.admit()
     stage.send(Admit(0, PROMPT, 4, SamplingParams(max_tokens=50, temperature=0), 0, drafter=False))
     (request,) = stage.send_as_member(Joined(1))
-    assert stage.leader._rows.preempt_youngest()
+    assert stage.leader._rows.preempt_last()
     received = stage.send_as_member(stage.reply(1, 0, token=11))
     assert [type(message) for message in received] == [Cancel, Join]  # after a forward of the other request
     assert 11 not in stage.committed

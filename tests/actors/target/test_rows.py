@@ -76,7 +76,7 @@ def test_when_pages_run_out_requests_that_have_started_make_room_last_and_in_one
     for row in rows:
         table.add(row)
     for _ in range(3):
-        assert table.preempt_youngest()
+        assert table.preempt_last()
     assert active(table) == [2]
     table.note_forward()
     table.make_ready()
