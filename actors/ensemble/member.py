@@ -30,7 +30,7 @@ class MemberRow(ServedRow):
             arrived_at_s=join.arrived_at_s,
         )
         super().__init__(peer, admit)
-        self.join = join
+        self.join, self.invitation = join, join.invitation
         self.memory = None if join.shared is None else accept(join.shared)  # for the logits of its replies
         self._runner = runner
         self._draft = NO_DRAFT  # of the last request
@@ -73,7 +73,7 @@ class MemberRow(ServedRow):
         if self.joined or self.prefilling or not self.ready:
             return None
         self.joined = True
-        return Joined(self.key[1], self.admission, self.max_length)
+        return Joined(self.key[1], self.admission, self.max_length, self.invitation)
 
     def rejoins(self, join: Join) -> bool:
         if join != self.join:
@@ -131,7 +131,7 @@ class MemberRow(ServedRow):
         assert self.request is not None
         packed = pack(logits, self.request.transport, self.memory)
         step, self.request = self.request.step, None
-        return LogitsReply(self.key[1], step, packed, best, self.admission)
+        return LogitsReply(self.key[1], step, packed, best, self.admission, self.invitation)
 
     def _keep_accepted(self, new_tokens: list[int]) -> None:
         """Keep the cache columns of accepted draft tokens. The text's last token is computed again in any case."""

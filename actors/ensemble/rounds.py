@@ -57,6 +57,7 @@ class EnsembleRounds:
         self._waiting: set[str] = set()  # replicas that have no slot for it, as their last report says
         self._max_lengths = [0] * len(self.models)  # as in Joined
         self._invited_at_s: float | None = None
+        self.invitation = 0  # as in Join: how often the members were invited
         self._tokens = [0] * len(self.models)
         self._agreed = [0] * len(self.models)
         self._replies = [0] * len(self.models)
@@ -71,6 +72,7 @@ class EnsembleRounds:
     def invite(self, read_length: int, now_s: float) -> None:
         """Note that the members are invited to read a text of that length."""
         self.read_length, self._invited_at_s = read_length, now_s
+        self.invitation += 1
 
     def withdraw(self) -> None:
         """Note that the members are told to forget the request."""

@@ -67,7 +67,7 @@ class Mailbox(Generic[R]):
             self._early = deque([kept for kept in self._early if kept[0] != key], _MAX_EARLY)
         return taken
 
-    def fail(self, key: RowKey, admission: int, error: BaseException) -> None:
+    def fail(self, key: RowKey, admission: int, error: BaseException, invitation: int = 0) -> None:
         """Remove a request that can't go on here, and send the reason to its coordinator or leader."""
         self._rows.remove(key)
         peer, request_id = key
@@ -75,7 +75,7 @@ class Mailbox(Generic[R]):
         if not isinstance(error, ConsortError):
             _log.error("request %d can't go on", request_id, exc_info=error)
             reason = f"{type(error).__name__}: {error}"
-        self.put(peer, Failed(request_id, reason, field, admission))
+        self.put(peer, Failed(request_id, reason, field, admission, invitation))
 
     def flush(self) -> None:
         """Send queued messages now."""

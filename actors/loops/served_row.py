@@ -12,6 +12,8 @@ from actors.wire.messages import Join, LogitsRequest, Message
 class ServedRow(Row):
     """A row of a target. The defaults are those of rows that have no drafts and no leader."""
 
+    invitation = 0  # of a leader, as in Join
+
     @property
     def verifies(self) -> bool:
         """Whether its next step verifies a draft. Such steps begin together, once no row waits for its draft."""

@@ -85,7 +85,7 @@ class TargetInbox:
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back to its peer, unless the row has been removed or replaced."""
         if self._rows.get(row.key) is row:
-            self._mailbox.fail(row.key, row.admission, error)
+            self._mailbox.fail(row.key, row.admission, error, row.invitation)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -144,7 +144,8 @@ class TargetInbox:
                 case LogitsRequest():
                     self._request_logits(peer, message)
         except Exception as error:  # a fault, such as one of a tokenizer, must not end the other requests
-            self._mailbox.fail((peer, message.request_id), message.admission, error)
+            invitation = 0 if isinstance(message, Admit) else message.invitation
+            self._mailbox.fail((peer, message.request_id), message.admission, error, invitation)
 
     def _admit(self, peer: str, message: Admit) -> None:
         """Raises UnavailableError or InvalidRequestError if the request can't be served here."""

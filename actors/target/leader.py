@@ -83,6 +83,7 @@ class EnsembleLeader:
                 admission=row.admission,
                 cache_salt=row.cache_salt,
                 arrived_at_s=row.arrived_at_s,
+                invitation=ensemble.invitation,
             )
             self._put((row.key[1], address.name), join)
 
@@ -117,6 +118,7 @@ class EnsembleLeader:
             parents=draft.parents,
             transport=LogitsTransport(ensemble.options.member_dtype, ensemble.options.member_top_k),
             admission=row.admission,
+            invitation=ensemble.invitation,
         )
         ensemble.round.text_length = len(row.tokens)
         for replica in ensemble.others:
@@ -146,7 +148,7 @@ class EnsembleLeader:
         try:
             if isinstance(message, MemberLost):
                 self._drop(row, row.ensemble, message.replica, "is gone")
-            elif message.admission == row.admission and row.ensemble.is_invited and replica in row.ensemble.others:
+            elif _is_current(message, row, row.ensemble) and replica in row.ensemble.others:
                 self._handle(row, row.ensemble, replica, message, now_s)
         except ConsortError as error:
             return row, error
@@ -231,3 +233,9 @@ class EnsembleLeader:
         message, _ = self._unanswered.get(member_key, (None, 0))
         if message is not None and (message.step if isinstance(message, LogitsRequest) else 0) == step:
             del self._unanswered[member_key]
+
+
+def _is_current(message: Joined | LogitsReply | Failed, row: TargetRow, ensemble: EnsembleRounds) -> bool:
+    """Whether a member answers the last invitation, as far as it says. An earlier one may have been withdrawn."""
+    answers_last = message.invitation in (0, ensemble.invitation)
+    return ensemble.is_invited and message.admission == row.admission and answers_last

@@ -217,6 +217,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0  # as in the leader's Admit
     cache_salt: str = ""  # as in the leader's Admit
     arrived_at_s: float = 0.0  # as in the leader's Admit
+    invitation: int = 0  # repeated in all answers; a leader that lost its slot invites again, with the next number
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
@@ -225,6 +226,7 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     request_id: int
     admission: int = 0  # as in Join
     max_length: int = 0  # texts and drafts are shorter, in the leader's tokens; 0: that depends on the text
+    invitation: int = 0  # as in Join; 0: of a member that does not know it
 
 
 class LogitsRequest(msgspec.Struct, frozen=True, tag=True):
@@ -238,6 +240,7 @@ class LogitsRequest(msgspec.Struct, frozen=True, tag=True):
     parents: list[int]  # [K] as in Offer
     transport: LogitsTransport
     admission: int = 0  # as in Join
+    invitation: int = 0  # as in Join
 
 
 class LogitsReply(msgspec.Struct, frozen=True, tag=True):
@@ -248,6 +251,7 @@ class LogitsReply(msgspec.Struct, frozen=True, tag=True):
     logits: PackedLogits  # over the leader's vocabulary; all −∞ where the member abstains
     best: list[list[int]]  # [K + 1] its most probable tokens, in the leader's vocabulary; `best_count` each
     admission: int = 0  # as in Join
+    invitation: int = 0  # as in Joined
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -257,6 +261,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
     field: str | None = None  # of the request, if it is invalid
     admission: int = 0  # as in Admit or Join
+    invitation: int = 0  # of a member: as in Joined
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -17,7 +17,7 @@ TEXT = list(range(5, 15))
 
 
 def member() -> MemberRow:
-    row = MemberRow("leader", Join(1, list(TEXT), "leader", len(TEXT)), RUNNER)
+    row = MemberRow("leader", Join(1, list(TEXT), "leader", len(TEXT), invitation=3), RUNNER)
     row.slot = 0
     row.take(RUNNER.logits(row.inputs(16)), range(0))
     assert row.cached == len(TEXT) - 1
@@ -27,6 +27,16 @@ def member() -> MemberRow:
 def logits_request(base: int, text: list[int], tokens: list[int], parents: list[int] | None = None) -> LogitsRequest:
     chain = list(range(-1, len(tokens) - 1))
     return LogitsRequest(1, 1, base, text, tokens, chain if parents is None else parents, LogitsTransport())
+
+
+def test_its_answers_name_the_invitation() -> None:
+    row = member()
+    joined = row.announce()
+    assert row.take_request(logits_request(10, [], [])) is None
+    reply = row.take(RUNNER.logits(row.inputs(16)), range(1))
+    assert joined is not None
+    assert reply is not None
+    assert (joined.invitation, reply.invitation) == (3, 3)
 
 
 def test_what_became_text_of_a_draft_is_not_computed_again() -> None:

@@ -195,6 +195,23 @@ def test_a_request_that_loses_its_slot_here_gives_up_those_elsewhere_until_it_ha
     assert again.step > request.step
 
 
+def test_what_a_member_says_of_an_invitation_that_was_withdrawn_counts_for_nothing() -> None:
+    stage = Stage()
+    (join,) = stage.admit()
+    stage.send(Admit(0, PROMPT, 4, SamplingParams(max_tokens=50, temperature=0), 0, drafter=False))
+    assert stage.leader._rows.preempt_youngest()
+    cancel, again = stage.send()  # before the member's answer to the first invitation has arrived
+    assert isinstance(join, Join)
+    assert isinstance(again, Join)
+    assert cancel == Cancel(1)
+    early = [Joined(1, invitation=join.invitation), Failed(1, "no room", invitation=join.invitation)]
+    assert stage.send_as_member(*early) == []
+    assert stage.failed == []
+    (request,) = stage.send_as_member(Joined(1, invitation=again.invitation))
+    assert isinstance(request, LogitsRequest)
+    assert request.invitation == again.invitation
+
+
 def test_members_are_invited_once_the_leader_has_a_slot() -> None:
     stage = Stage()
     plain = SamplingParams(max_tokens=40, temperature=0)

@@ -423,9 +423,11 @@ def test_a_fault_while_a_request_is_taken_up_fails_that_request_alone(monkeypatc
 
     stage = Stage()
     monkeypatch.setattr(MemberRow, "__init__", broken)
-    messages = stage.send(Join(2, PROMPT, "leader", 4, admission=3), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
+    messages = stage.send(
+        Join(2, PROMPT, "leader", 4, admission=3, invitation=2), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False)
+    )
     assert [message for message in messages if isinstance(message, Failed)] == [
-        Failed(2, "IndexError: piece id is out of range", admission=3)
+        Failed(2, "IndexError: piece id is out of range", admission=3, invitation=2)
     ]
     assert committed(messages) == stage.text()[4:]
 
