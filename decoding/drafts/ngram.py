@@ -83,9 +83,11 @@ class TextIndex:
         for _ in range(_MOST_COMPARED):
             if not candidate or length == self._longest:
                 break
-            matched = self._matched(tokens, candidate)
-            if matched > length:
-                length, end = matched, candidate
+            # Most candidates can't be longer: this rules them out at once.
+            if length < 2 or (candidate > length and tokens[candidate - 1 - length] == tokens[-1 - length]):
+                matched = self._matched(tokens, candidate)
+                if matched > length:
+                    length, end = matched, candidate
             candidate = self._earlier_ends[candidate]
         return length, end
 

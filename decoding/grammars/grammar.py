@@ -114,9 +114,11 @@ class GrammarCompiler:
         """Keep those used last, as many as there is room for. Rows keep what they use until they end."""
         held_bytes, kept = 0, len(self._grammars)
         for structure in reversed([*self._grammars]):
-            held_bytes += _held_bytes(self._grammars[structure])
-            if held_bytes > self._capacity_bytes:
+            size = _held_bytes(self._grammars[structure])
+            if held_bytes + size > self._capacity_bytes:
                 del self._grammars[structure]
+            else:
+                held_bytes += size
         if len(self._grammars) < kept:
             self._pool.submit(_return_memory)  # else what grows into it would not be counted
 
@@ -167,7 +169,7 @@ def _notation(structure: Structure) -> str:
                 return grammar_from("grammar", definition if is_lark_syntax(definition) else plain_gbnf(definition))
     except RecursionError as error:
         raise structure_error(structure, _TOO_DEEP) from error
-    except (ValueError, OverflowError) as error:  # JSON and Unicode errors are ValueErrors
+    except (ValueError, ArithmeticError) as error:  # JSON and Unicode errors are ValueErrors
         if isinstance(error, InvalidRequestError):
             raise
         raise structure_error(structure, str(error)) from error

@@ -210,7 +210,7 @@ def _at_most(bound: Decimal) -> float:
 
 
 def _plain(number: Decimal) -> float:
-    return int(number) if number % 1 == 0 else float(number)
+    return int(number) if number == number.to_integral_value() else float(number)
 
 
 def _decimal(number: float) -> Decimal:

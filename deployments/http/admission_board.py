@@ -17,10 +17,10 @@ from decoding.errors import Bound
 from deployments.admission.key_bounds import Reached
 
 _BOUNDS: tuple[Bound, ...] = get_args(Bound)
-_REASON_BYTES = 240
+_REASON_BYTES = 512  # those of keys with the longest names, too
 NO_KEY = bytes(32)  # the digest of the only line where requests need no key
 _NUMBER = struct.Struct("=Q")
-_NOTICE = struct.Struct(f"=dIdBIQ{_REASON_BYTES}s")
+_NOTICE = struct.Struct(f"=dIdBdIQ{_REASON_BYTES}s")
 # A line: the key's digest; how often it was written, odd while it is; the notice; how many requests the proxy refused.
 _VERSION_AT = len(NO_KEY)
 _NOTICE_AT = _VERSION_AT + _NUMBER.size
@@ -36,7 +36,7 @@ class Notice:
     requests: int
     reached: Reached  # the bound that one more would exceed
     retry_s: float  # when such a one should come again
-    proxy: int = 0  # process id of the proxy …
+    proxy: int = 0  # the random number of a proxy …
     seen: int = 0  # … and the number of its last request that the coordinator knew of then
 
 
@@ -95,9 +95,11 @@ class AdmissionBoard:
         line = self._lines[key]
         (version,) = _NUMBER.unpack_from(self._memory, line + _VERSION_AT)
         _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 1)
-        bound, reason = _BOUNDS.index(notice.reached.bound), notice.reached.reason.encode()[:_REASON_BYTES]
-        values = (notice.written_s, notice.requests, notice.retry_s, bound, notice.proxy, notice.seen, reason)
-        _NOTICE.pack_into(self._memory, line + _NOTICE_AT, *values)
+        bound, reason, wait_s = notice.reached
+        values = (notice.written_s, notice.requests, notice.retry_s, _BOUNDS.index(bound), wait_s)
+        _NOTICE.pack_into(
+            *(self._memory, line + _NOTICE_AT), *values, notice.proxy, notice.seen, reason.encode()[:_REASON_BYTES]
+        )
         _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 2)
 
     def read(self, key: bytes) -> Notice | None:
@@ -110,8 +112,8 @@ class AdmissionBoard:
         (version,) = _NUMBER.unpack_from(copied)
         if not version or version % 2 or _NUMBER.unpack_from(self._memory, start) != (version,):
             return None
-        written_s, requests, retry_s, bound, proxy, seen, reason = _NOTICE.unpack_from(copied, _NUMBER.size)
-        reached = Reached(_BOUNDS[bound], reason.rstrip(b"\0").decode(errors="replace"))
+        written_s, requests, retry_s, bound, wait_s, proxy, seen, reason = _NOTICE.unpack_from(copied, _NUMBER.size)
+        reached = Reached(_BOUNDS[bound], reason.rstrip(b"\0").decode(errors="replace"), wait_s)
         return Notice(written_s, requests, reached, retry_s, proxy, seen)
 
     def refused(self, key: bytes) -> int:

@@ -126,8 +126,6 @@ def make_api(
 
         api.add_middleware(TracingMiddleware, tracer=service.tracer)
     api.add_middleware(DrainMiddleware, drain=drain)
-    if announcer is not None:
-        api.add_middleware(AnnouncerMiddleware, announcer=announcer)
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
@@ -136,6 +134,8 @@ def make_api(
     api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
     if allowed_hosts is not None:
         api.add_middleware(HostCheck, allowed=allowed_hosts)
+    if announcer is not None:
+        api.add_middleware(AnnouncerMiddleware, announcer=announcer)
     install_error_handlers(api)
     add_status_routes(api, service, ask_others, ask_placements, drain)
     add_adapter_routes(api, service.adapters, share_adapters)

@@ -15,6 +15,7 @@ from deployments.endpoints.service import Service
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
 from deployments.http.drain import Drain
 from deployments.http.middleware.doorkeeper import BOARD, PASSED, STALE_S
+from deployments.http.middleware.gate import authorization_of
 from deployments.http.middleware.outcomes import log_refused
 from deployments.http.middleware.paths import is_generating
 from deployments.monitoring.outcome import Outcome
@@ -31,7 +32,7 @@ class Announcer:
 
     def __init__(self, service: Service, keys: KeyRing, drain: Drain, board: AdmissionBoard) -> None:
         self._service, self._drain, self._board = service, drain, board
-        self._has_keys = bool(keys.digests)
+        self._keys = keys
         self._asked_s: dict[ApiKey, float] = {}  # by key in use, the one that asked last at the end
         self._seen: dict[ApiKey, tuple[int, int]] = {}  # proxy, and the number of its last request
         self._refused: dict[ApiKey, int] = {}
@@ -45,10 +46,13 @@ class Announcer:
         """The name of the board."""
         return self._board.name
 
-    def see(self, key: ApiKey, passed: str) -> None:
-        """Take note of a request. passed: the proxy's header."""
-        proxy, _, number = passed.partition(":")
-        if proxy.isdecimal() and number.isdecimal() and max(len(proxy), len(number)) < 10:
+    def see(self, headers: Headers) -> None:
+        """Take note of a request that has a proxy's header."""
+        key = self._keys.find(authorization_of(headers))
+        if key is None:
+            return
+        proxy, _, number = headers[PASSED].partition(":")
+        if proxy.isdecimal() and number.isdecimal() and max(len(proxy), len(number)) < 10 and int(number):
             before = self._seen.get(key, (0, 0))
             latest = int(proxy), int(number)
             self._seen[key] = max(before, latest) if before[0] == latest[0] else latest
@@ -112,22 +116,25 @@ class Announcer:
             del self._asked_s[next(iter(self._asked_s))]
 
     def _line(self, key: ApiKey) -> bytes:
-        return key.digest if self._has_keys else NO_KEY
+        return key.digest or NO_KEY
 
 
 class AnnouncerMiddleware:
-    """ASGI middleware that takes note of requests from the proxy, and names the board to it. Runs after `Gate`."""
+    """ASGI middleware that takes note of requests from the proxy, and names the board to it.
+
+    Runs first: what others refuse is not on the way any more, too.
+    """
 
     def __init__(self, app: ASGIApp, *, announcer: Announcer) -> None:
         self._app, self._announcer = app, announcer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        passed = Headers(scope=scope).get(PASSED) if scope["type"] == "http" else None
-        if passed is None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if PASSED not in headers:
             await self._app(scope, receive, send)
             return
         if is_generating(scope):
-            self._announcer.see(scope["state"]["key"], passed)
+            self._announcer.see(headers)
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -4,7 +4,7 @@ their boards. ASGI middleware of the proxy; knows no fields. Must not import slo
 Coordinators name their boards in responses. What no board says is a coordinator's to decide.
 """
 
-import os
+import secrets
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,7 +19,7 @@ from deployments.http.middleware.gate import authorization_of, request_id_of
 from deployments.http.middleware.paths import is_generating
 from deployments.validation.errors import anthropic_body, body_of, error_response
 
-PASSED = "x-consort-passed"  # request header: the proxy's process id, and the request's number among those of its key
+PASSED = "x-consort-passed"  # request header: the proxy's random number, and the request's among those of its key
 BOARD = "x-consort-board"  # response header: the name of the coordinator's board
 STALE_S = 3.0  # an older notice may be wrong
 _ON_THE_WAY_S = 5.0  # a request that was passed on longer ago is lost
@@ -30,16 +30,18 @@ class Doorkeeper:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._proxy = secrets.randbelow(10**9)  # processes of two nodes may have the same id
         self._boards: dict[str, AdmissionBoard] = {}
         self._strange: set[str] = set()  # names of boards that are out of reach: on other nodes
         self._passed: dict[bytes, tuple[int, float]] = {}  # by key: how many requests, and when the last one
+        self._seen: dict[bytes, int] = {}  # by key: how many of them have arrived
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        passed = f"{os.getpid()}:"
+        passed = f"{self._proxy}:"
         if is_generating(scope):
             key = self._key_of(headers)
             error = self._refusal(key) if "origin" not in headers else None  # browsers' need more headers
@@ -61,24 +63,25 @@ class Doorkeeper:
         notices: list[tuple[Notice, AdmissionBoard]] = []
         for name, board in list(self._boards.items()):
             notice = board.read(key)
-            if notice is not None and time.monotonic() - notice.written_s < STALE_S:
-                notices.append((notice, board))
-            elif board.is_alive:
+            if not board.is_alive:
+                del self._boards[name]
+            elif notice is None or time.monotonic() - notice.written_s >= STALE_S:
                 return None
             else:
-                del self._boards[name]
+                notices.append((notice, board))
         if not notices or sum(notice.requests for notice, _ in notices) > self._on_the_way(key, notices):
             return None
-        notice, board = min(notices, key=lambda item: item[0].retry_s)
+        notice, board = min(notices, key=lambda item: max(item[0].retry_s, item[0].reached.wait_s))
         board.count_refused(key)
         return notice.reached.error(notice.retry_s)
 
     def _on_the_way(self, key: bytes, notices: list[tuple[Notice, AdmissionBoard]]) -> int:
         """Return how many requests of the key were passed on and are not seen yet."""
         number, passed_s = self._passed.get(key, (0, 0.0))
+        own = [notice.seen for notice, _ in notices if notice.proxy == self._proxy]
+        seen = self._seen[key] = max(self._seen.get(key, 0), *own, 0)
         if time.monotonic() - passed_s > _ON_THE_WAY_S:
             return 0
-        seen = max(notice.seen if notice.proxy == os.getpid() else 0 for notice, _ in notices)
         return max(0, number - seen)
 
     def _count_passed(self, key: bytes) -> int:

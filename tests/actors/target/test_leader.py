@@ -199,7 +199,7 @@ def test_what_a_member_says_of_an_invitation_that_was_withdrawn_counts_for_nothi
     stage = Stage()
     (join,) = stage.admit()
     stage.send(Admit(0, PROMPT, 4, SamplingParams(max_tokens=50, temperature=0), 0, drafter=False))
-    assert stage.leader._rows.preempt_youngest()
+    assert stage.leader._rows.preempt_last()
     cancel, again = stage.send()  # before the member's answer to the first invitation has arrived
     assert isinstance(join, Join)
     assert isinstance(again, Join)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from actors.coordinator.request import Delta, Request
-from deployments.admission.key_bounds import Reached
+from deployments.admission.key_bounds import KeyRates, Reached, Use
 from deployments.admission.limits import Limits
 from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -155,7 +155,7 @@ def in_world(
         board = AdmissionBoard.create(ring.digests)
         assert board is not None
         announcer = Announcer(service, ring, drain, board)
-        coordinators = Coordinators(make_api(service, keys=ring, drain=drain, announcer=announcer))
+        coordinators = Coordinators(make_api(service, keys=ring, drain=drain, announcer=announcer, allowed_hosts=[""]))
         began_s = asyncio.get_running_loop().time()
         world = World(service, drain, coordinators, Doorkeeper(coordinators), began_s)
         if introduce:
@@ -300,6 +300,61 @@ def test_keys_are_refused_one_by_one(endpoints: dict[str, ServedEndpoint], monke
     in_world(endpoints, monkeypatch, test, *keys)
 
 
+def test_other_nodes_proxies_hide_nothing_from_this_nodes(
+    endpoints: dict[str, ServedEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They number nothing, because they know no board."""
+
+    async def test(world: World) -> None:
+        for _ in range(60):
+            assert (await ask(world.door)).status == 200
+            assert (await ask(world.coordinators, **{PASSED: "4711:0"})).status == 200
+
+    in_world(endpoints, monkeypatch, test, kind=Stepping)
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "headers"),
+    [
+        (413, "/v1/completions", {"content_length": str(2**40)}),
+        (404, "/nobody/v1/completions", {}),
+        (421, "/v1/completions", {"host": "elsewhere"}),
+    ],
+)
+def test_what_fails_for_other_reasons_takes_no_room(
+    endpoints: dict[str, ServedEndpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    path: str,
+    headers: dict[str, str],
+) -> None:
+    async def test(world: World) -> None:
+        async with asking(world.door, 1):
+            most = 2 * (SLOTS + 2) - 1
+            assert [(await ask(world.door, path, **headers)).status for _ in range(most)] == [status] * most
+            async with asking(world.door, 0):
+                pass
+            async with asking(world.door, most) as tasks:
+                assert statuses(tasks) == []
+
+    in_world(endpoints, monkeypatch, test)
+
+
+def test_a_key_over_its_minute_is_told_when_it_ends(
+    endpoints: dict[str, ServedEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = ApiKey("eve", digest_of("eve"), requests_per_minute=2)
+
+    async def test(world: World) -> None:
+        async with asking(world.door, 2, authorization="Bearer eve"):
+            passed = len(world.coordinators.reached)
+            told = int((await ask(world.door, authorization="Bearer eve")).headers["retry-after"])
+            assert len(world.coordinators.reached) == passed
+            assert told == int((await ask(world.coordinators, authorization="Bearer eve")).headers["retry-after"]) > 10
+
+    in_world(endpoints, monkeypatch, test, key)
+
+
 def test_browsers_and_a_coordinator_that_drains_answer_for_themselves(
     endpoints: dict[str, ServedEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +374,7 @@ def test_browsers_and_a_coordinator_that_drains_answer_for_themselves(
 def test_headers_between_proxy_and_coordinator_stay_there(
     endpoints: dict[str, ServedEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str | None] = []
+    seen: list[str] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         seen.extend(Headers(scope=scope).getlist(PASSED))
@@ -329,7 +384,9 @@ def test_headers_between_proxy_and_coordinator_stay_there(
     async def test() -> None:
         reply = await ask(Doorkeeper(application), **{PASSED: "1:1"})
         assert BOARD not in reply.headers
-        assert seen == [f"{os.getpid()}:0"]
+        await ask(Doorkeeper(application))
+        assert all(value.endswith(":0") for value in seen)
+        assert len({"1:1", f"{os.getpid()}:0", *seen}) == 4  # proxies on two nodes may have the same pid
 
     asyncio.run(test())
 
@@ -368,6 +425,7 @@ sys.stdin.read()
         assert (await ask(door)).status == 429
         board.write(NO_KEY, Notice(time.monotonic() - 10, 0, FULL, 7.0))
         assert (await ask(door)).status == 200  # its coordinator lives, and may have room
+        board.write(NO_KEY, Notice(FRESH_S, 0, FULL, 7.0))
         process.communicate("")
         assert not board.is_alive
         assert (await ask(door)).status == 200
@@ -390,8 +448,10 @@ def test_where_one_of_two_coordinators_has_room_requests_are_passed_on() -> None
         assert (await ask(door)).status == 429
         door._meet(free.name)
         assert (await ask(door)).status == 200  # nothing is written there yet
-        free.write(NO_KEY, Notice(FRESH_S, 2, FULL, 7.0, os.getpid(), 1))
+        free.write(NO_KEY, Notice(FRESH_S, 2, FULL, 7.0, door._proxy, 1))
         assert [(await ask(door)).status for _ in range(4)] == [200, 200, 429, 429]
+        free.write(NO_KEY, Notice(FRESH_S, 3, FULL, 7.0, door._proxy + 1, 9))
+        assert [(await ask(door)).status for _ in range(2)] == [200, 429]
 
     asyncio.run(test())
 
@@ -401,13 +461,19 @@ def test_a_notice_is_what_was_written() -> None:
     assert board is not None
     other = AdmissionBoard.attach(board.name)
     assert other is not None
-    notice = Notice(12.5, 3, Reached("key_max_tokens", "zu viel: ü" * 100), 4.25, 77, 12)
+    rates = KeyRates(ApiKey("x" * 200, tokens_per_minute=10**12))  # as long as names may be
+    rates.take(Use(tokens=10**12), 0.0)
+    reached = rates.reached(Use(tokens=10**9), 0.0)
+    assert reached is not None
+    notice = Notice(12.5, 3, reached, 4.25, 77, 12)
     board.write(digest_of("b"), notice)
     assert other.read(digest_of("a")) is other.read(digest_of("c")) is None
     read = other.read(digest_of("b"))
-    assert read is not None
-    assert (read.written_s, read.requests, read.retry_s, read.proxy, read.seen) == (12.5, 3, 4.25, 77, 12)
-    assert (read.reached.bound, read.reached.reason[:20]) == ("key_max_tokens", "zu viel: üzu viel: ü")
+    assert read == notice
+    board.write(digest_of("b"), replace(notice, reached=Reached("key_max_tokens", "zu viel: ü" * 100)))
+    cut = other.read(digest_of("b"))
+    assert cut is not None
+    assert cut.reached.reason[:20] == "zu viel: üzu viel: ü"
     other.count_refused(digest_of("b"))
     other.count_refused(digest_of("b"))
     assert (board.refused(digest_of("a")), board.refused(digest_of("b"))) == (0, 2)
