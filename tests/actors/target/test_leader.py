@@ -204,7 +204,7 @@ def test_what_a_member_says_of_an_invitation_that_was_withdrawn_counts_for_nothi
     assert isinstance(join, Join)
     assert isinstance(again, Join)
     assert cancel == Cancel(1)
-    early = [Joined(1, invitation=join.invitation), Failed(1, "no room", invitation=join.invitation)]
+    early: list[Message] = [Joined(1, invitation=join.invitation), Failed(1, "no room", invitation=join.invitation)]
     assert stage.send_as_member(*early) == []
     assert stage.failed == []
     (request,) = stage.send_as_member(Joined(1, invitation=again.invitation))
