@@ -110,7 +110,10 @@ def also(schema: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_literal(value: object) -> None:
-    """Raise ValueError if llguidance can't tell a number of a `const` or `enum` from its neighbours."""
+    """Raise ValueError if llguidance can't read a number of a `const` or `enum`.
+
+    It can't tell some from their neighbours. Whole ones from -2^63 down end its process.
+    """
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
@@ -118,6 +121,8 @@ def check_literal(value: object) -> None:
             check_literal(item)
     elif isinstance(value, int) and int(float(value)) != value:
         raise ValueError(f"{value} is too large to be told from its neighbours; write it as a string")
+    elif isinstance(value, int | float) and value <= -(2**63):
+        raise ValueError(f"{value} is too far below zero; write it as a string")
 
 
 def _range(schema: Mapping[str, Any]) -> _Range:

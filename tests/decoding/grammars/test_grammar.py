@@ -214,3 +214,11 @@ def test_steps_of_any_size_are_compiled_or_refused(step: str) -> None:
     definition = f'{{"type": "integer", "multipleOf": {step}}}'
     with suppress(InvalidRequestError):
         Grammar(Structure(kind="json", definition=definition), tokenizer())
+
+
+@pytest.mark.parametrize("type_", ["", '"type": "integer", ', '"type": ["integer", "null"], '])
+@pytest.mark.parametrize("literal", ['"enum": [-1e19, 3]', '"const": -1e29', '"enum": [{"a": [-9223372036854775808]}]'])
+def test_literals_far_below_zero_are_refused(type_: str, literal: str) -> None:
+    """llguidance ends the process at those of whole numbers."""
+    with pytest.raises(InvalidRequestError, match="too far below zero"):
+        Grammar(Structure(kind="json", definition=f"{{{type_}{literal}}}"), tokenizer())
