@@ -253,26 +253,34 @@ def answer_of_error() -> Delta:
 def test_latencies_begin_at_arrival(endpoints: dict[str, ServedEndpoint]) -> None:
     with Clients(endpoints) as clients:
         clients.ask()
+        began_s = time.monotonic()
         clients.ask()
+        waits_s = time.monotonic()
         time.sleep(0.5)
+        waited_s = time.monotonic() - waits_s
         clients.coordinator.answer()
         clients.wait_for(lambda: bool(clients.coordinator.held))
+        at_most_s = time.monotonic() - began_s
         clients.coordinator.answer()
         for thread in clients.threads:
             thread.join()
         seen = samples(clients.client)
-    assert seen["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.5, abs=0.3)  # of the second alone
+    assert (
+        waited_s < seen["vllm:request_queue_time_seconds_sum"] < 2 * at_most_s
+    )  # of the second, and a first that hardly waits
     assert seen["vllm:time_to_first_token_seconds_sum"] > 1.0  # of both
     assert seen["vllm:e2e_request_latency_seconds_sum"] > 1.0
 
 
 def test_the_wait_of_what_expires_is_timed(endpoints: dict[str, ServedEndpoint]) -> None:
     with Clients(endpoints) as clients:
+        began_s = time.monotonic()
         clients.ask()
         clients.client.post("/v1/completions", json={**BODY, "timeout_s": 0.3})
+        at_most_s = time.monotonic() - began_s
         seen = samples(clients.client)
     assert seen["vllm:request_queue_time_seconds_count"] == 2
-    assert seen["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.3, abs=0.2)
+    assert 0.3 <= seen["vllm:request_queue_time_seconds_sum"] < 2 * at_most_s  # the first one's wait, too
 
 
 def test_names_of_vllm_are_those_of_vllm(fake: TestClient) -> None:
