@@ -34,6 +34,18 @@ class PeerRoutes:
 
     def __init__(self) -> None:
         self._routing_ids: dict[str, bytes] = {}
+        self._unreachable: set[str] = set()  # known peers that had no connection at the last attempt to send
+
+    def note_reached(self, name: str, reached: bool) -> None:
+        """Note whether a known peer had a connection when something was sent to it."""
+        if reached:
+            self._unreachable.discard(name)
+        else:
+            self._unreachable.add(name)
+
+    def reaches(self, name: str) -> bool:
+        """Whether nothing says that a peer is gone."""
+        return name not in self._unreachable
 
     def get(self, name: str) -> bytes | None:
         """Return the routing id of a known peer."""
@@ -53,5 +65,7 @@ class PeerRoutes:
         self._routing_ids.pop(name, None)
         self._routing_ids[name] = routing_id
         if len(self._routing_ids) > _MAX_PEERS:  # a live peer comes back with its next message
-            del self._routing_ids[next(iter(self._routing_ids))]
+            oldest = next(iter(self._routing_ids))
+            del self._routing_ids[oldest]
+            self._unreachable.discard(oldest)
         return name

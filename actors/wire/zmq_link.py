@@ -252,7 +252,6 @@ class ReplicaZmqLink(ConnectingZmqLink):
     def __init__(self, model: str, host: str) -> None:
         super().__init__(model)
         self._routes = PeerRoutes()
-        self._unreachable: set[str] = set()  # peers that had no connection at the last `send`
         self._authenticator = ThreadAuthenticator(self._context)  # admits every peer that has the listener's key, ...
         self._authenticator.start()
         self._authenticator.configure_curve(location=CURVE_ALLOW_ANY)  # ... and reports each peer's own
@@ -274,14 +273,14 @@ class ReplicaZmqLink(ConnectingZmqLink):
         elif routing_id is not None:
             try:
                 self._sockets.send(self._listener, [routing_id, *_frames(messages)])
-                self._unreachable.discard(peer)
+                self._routes.note_reached(peer, True)
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                self._unreachable.add(peer)
+                self._routes.note_reached(peer, False)
 
     def reaches(self, peer: str) -> bool:
-        return peer not in self._unreachable
+        return self._routes.reaches(peer)
 
     def _read(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> list[Envelope]:
         if socket is not self._listener:

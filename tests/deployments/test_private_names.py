@@ -29,6 +29,7 @@ MEMBERS = {
         "apply_config",
         "get_app_configs",
         "get_deployment_config",
+        "get_serve_instance_details",
         "update_deployment_replicas",
     },
 }
