@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 _KEYWORDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _MOST = Decimal(2**63 - 2**10)  # the largest float64 that is an int64
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
+_LARGE_STEP = 2**31  # in units of its last decimal: compiling it never ends for some, and fails for nearly all others
 _FEW = 3  # multiples in a range that are listed
 _TINY = 1e-16
 _ULPS = 4  # llguidance reads numbers almost exactly
@@ -177,6 +178,8 @@ def _part(bounds: _Range, step: Decimal | None) -> dict[str, Any] | None:
     if inner.low is not None and inner.high is not None and (inner.high - inner.low) / step < _FEW:
         count = int((inner.high - inner.low) / step) + 1
         return {"enum": [_plain(inner.low + index * step) for index in range(count)]}
+    if step.scaleb(_decimals(step)) >= _LARGE_STEP:
+        raise ValueError(f"multipleOf {step} has too many digits")
     return {**inner.keywords(), "multipleOf": _plain(step)}
 
 

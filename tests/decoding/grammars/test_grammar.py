@@ -51,6 +51,8 @@ def chain(link: Callable[[str], dict[str, Any]]) -> str:
         ("json", '{"type": "string", "pattern": "(?=a)"}', "look-around"),
         ("json", '{"type": "string", "pattern": "("}', "unclosed group"),
         ("json", '{"type": "integer", "minimum": 2.1, "maximum": 2.9}', "no integer"),
+        ("json", '{"type": "integer", "multipleOf": 2147483648}', "too many digits"),
+        ("json", '{"type": "number", "multipleOf": 214748364.8}', "too many digits"),
         ("json", '{"type": "object", "minProperties": 2}', "minProperties 2"),
         ("json", '{"type": "integer", "exclusiveMinimum": 1%s}' % ("0" * 400), "too large"),
         ("json", '{"const": "\\ud800"}', "hex escape"),
