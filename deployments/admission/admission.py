@@ -42,6 +42,7 @@ class Refusal(NamedTuple):
     reached: Reached
     retry_s: float
     target: str
+    apart_s: float  # each further request should come again so much later
 
     def error(self) -> OverloadedError:
         """Return the error for one client."""
@@ -76,6 +77,7 @@ class Admission:
         self._backend, self._limits = backend, limits
         self._on_begin, self._count_slots, self._count_coordinators = on_begin, count_slots, count_coordinators
         self._tickets: dict[int, Ticket] = {}
+        self._arriving = Counter[ApiKey]()  # requests that are being read
         self._queue = FairQueue()
         self._running = defaultdict[str, dict[int, Ticket]](dict)  # by target, by id
         self._loads = defaultdict[str, Load](Load)  # by target
@@ -110,15 +112,31 @@ class Admission:
         Raises:
             OverloadedError: the server or the key is at its bound, or the queues of all targets are too long.
         """
-        refusals = [self._refusal(Use(1), target, key) for target in targets]
-        reached = [refusal for refusal in refusals if refusal is not None]
-        if targets and len(reached) == len(targets):
-            self._refuse(_soonest(reached))
+        room = self.room(targets, key) if targets else None
+        if room is not None and not room.requests:
+            self._refuse(room.refusal)
 
     def room(self, targets: Collection[str], key: ApiKey) -> Room:
         """Return for how many requests of a key `check_room` would say nothing. Their answers should be usual ones."""
         rooms = [self._room(target, key) for target in targets]
-        return Room(sum(room.requests for room in rooms), _soonest(room.refusal for room in rooms))
+        requests = sum(room.requests for room in rooms) - self._arriving[key]
+        return Room(max(0, requests), _soonest(room.refusal for room in rooms))
+
+    def arrive(self, key: ApiKey) -> Callable[[], None]:
+        """Count a request for which there was room until it is submitted, or fails. Returns what to call then."""
+        self._arriving[key] += 1
+
+        def end() -> None:
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                self._arriving[key] -= 1
+                if not self._arriving[key]:
+                    del self._arriving[key]
+                self.on_change()
+
+        has_ended = False
+        return end
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:
         """Refuse all requests of a group, or none. Their wait for each other is not counted.
@@ -256,7 +274,9 @@ class Admission:
 
     def _retried(self, reached: Reached, target: str, ahead: float) -> Refusal:
         wait_s = self._seconds(target, ahead)
-        return Refusal(reached, self._loads[target].retry_s(wait_s, self._slots(target), _now_s()), target)
+        load, now_s = self._loads[target], _now_s()
+        apart_s = load.apart_s(self._slots(target), now_s)
+        return Refusal(reached, wait_s + load.count_returning(now_s) * apart_s, target, apart_s)
 
     def _room(self, target: str, key: ApiKey) -> Room:
         refusal = self._refusal(Use(1), target, key)

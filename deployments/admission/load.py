@@ -75,13 +75,9 @@ class Load:
         self._drop_past(now_s)
         return self._returning.total()
 
-    def retry_s(self, wait_s: float, slots: int, now_s: float) -> float:
-        """Seconds after which a refused request should come again: later if many others will come again.
-
-        They come often enough that no slot stays empty, and no more often. wait_s: predicted.
-        """
-        answer_s = self.seconds(self.answer_tokens(math.inf), now_s)
-        return wait_s + self.count_returning(now_s) * answer_s / slots / _TRIES
+    def apart_s(self, slots: int, now_s: float) -> float:
+        """Seconds between two refused requests that come again: often enough that no slot stays empty, no more often."""
+        return self.seconds(self.answer_tokens(math.inf), now_s) / slots / _TRIES
 
     def tokens_per_s(self, now_s: float) -> float | None:
         """Speed of one request with all slots taken, or if unknown with free slots; None: both unknown."""

@@ -124,16 +124,19 @@ class Service:
     def max_requests(self) -> int:
         return self._limits.max_requests
 
-    def check_room(self, key: ApiKey, endpoint: str | None = None) -> None:
-        """Raise OverloadedError if no request of the key can be accepted. Never raises while answers are cached.
+    def enter(self, key: ApiKey, endpoint: str | None = None) -> Callable[[], None]:
+        """Count a request whose body is still to be read. Returns what to call before it is submitted, or when it fails.
+
+        Raises OverloadedError if no request of the key can be accepted, but never while answers are cached.
 
         endpoint: the endpoint of the request, if known.
         """
         if not self.cache.is_enabled:
             self.admission.check_room(self._targets(endpoint), key)
+        return self.admission.arrive(key)
 
     def room(self, key: ApiKey) -> Room | None:
-        """Return for how many requests `check_room` would say nothing. None: that depends on what they ask for."""
+        """Return for how many requests `enter` would say nothing. None: that depends on what they ask for."""
         return None if self.cache.is_enabled else self.admission.room(self._targets(), key)
 
     def _targets(self, endpoint: str | None = None) -> set[str]:

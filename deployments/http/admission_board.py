@@ -20,8 +20,8 @@ _BOUNDS: tuple[Bound, ...] = get_args(Bound)
 _REASON_BYTES = 512  # those of keys with the longest names, too
 NO_KEY = bytes(32)  # the digest of the only line where requests need no key
 _NUMBER = struct.Struct("=Q")
-_NOTICE = struct.Struct(f"=dIdBdIQ{_REASON_BYTES}s")
-# A line: the key's digest; how often it was written, odd while it is; the notice; how many requests the proxy refused.
+_NOTICE = struct.Struct(f"=dIddBdIQQ{_REASON_BYTES}s")
+# First the number of the node's proxy, then the lines. A line: the key's digest; how often it was written, odd while it is; the notice; how many requests the proxy refused.
 _VERSION_AT = len(NO_KEY)
 _NOTICE_AT = _VERSION_AT + _NUMBER.size
 _REFUSED_AT = _NOTICE_AT + -(-_NOTICE.size // 8) * 8
@@ -35,9 +35,11 @@ class Notice:
     written_s: float  # by the monotonic clock, which processes of a node share
     requests: int
     reached: Reached  # the bound that one more would exceed
-    retry_s: float  # when such a one should come again
-    proxy: int = 0  # the random number of a proxy …
+    retry_s: float  # when such a one should come again …
+    apart_s: float = 0.0  # … and each further one so much later
+    proxy: int = 0  # the random number of the node's proxy …
     seen: int = 0  # … and the number of its last request that the coordinator knew of then
+    refused: int = 0  # how many refused requests it knew of then
 
 
 class AdmissionBoard:
@@ -45,19 +47,20 @@ class AdmissionBoard:
 
     def __init__(self, memory: mmap.mmap, offer: SharedOffer) -> None:
         self._memory, self._offer = memory, offer
-        lines = range(0, len(memory) - _LINE_BYTES + 1, _LINE_BYTES)
+        lines = range(_NUMBER.size, len(memory) - _LINE_BYTES + 1, _LINE_BYTES)
         self._lines = {memory[start : start + len(NO_KEY)]: start for start in lines}
 
     @staticmethod
     def create(digests: Sequence[bytes]) -> "AdmissionBoard | None":
         """Create a board for keys with these digests; (): requests need no key. None: not on this system."""
         digests = digests or (NO_KEY,)
-        created = create(_LINE_BYTES * len(digests))
+        created = create(_NUMBER.size + _LINE_BYTES * len(digests))
         if created is None:
             return None
         memory, offer = created
         for index, digest in enumerate(digests):
-            memory[index * _LINE_BYTES : index * _LINE_BYTES + len(NO_KEY)] = digest
+            start = _NUMBER.size + index * _LINE_BYTES
+            memory[start : start + len(NO_KEY)] = digest
         return AdmissionBoard(memory, offer)
 
     @staticmethod
@@ -86,6 +89,15 @@ class AdmissionBoard:
         """Whether requests need a key. Otherwise `NO_KEY` has the only line."""
         return NO_KEY not in self._lines
 
+    @property
+    def proxy(self) -> int:
+        """The random number of the node's proxy; 0: it has not read the board yet."""
+        return int(_NUMBER.unpack_from(self._memory)[0])
+
+    @proxy.setter
+    def proxy(self, number: int) -> None:
+        _NUMBER.pack_into(self._memory, 0, number)
+
     def knows(self, key: bytes) -> bool:
         """Whether the key has a line."""
         return key in self._lines
@@ -96,10 +108,10 @@ class AdmissionBoard:
         (version,) = _NUMBER.unpack_from(self._memory, line + _VERSION_AT)
         _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 1)
         bound, reason, wait_s = notice.reached
-        values = (notice.written_s, notice.requests, notice.retry_s, _BOUNDS.index(bound), wait_s)
-        _NOTICE.pack_into(
-            *(self._memory, line + _NOTICE_AT), *values, notice.proxy, notice.seen, reason.encode()[:_REASON_BYTES]
-        )
+        refusal = (notice.retry_s, notice.apart_s, _BOUNDS.index(bound), wait_s)
+        known = (notice.proxy, notice.seen, notice.refused)
+        values = (notice.written_s, notice.requests, *refusal, *known, reason.encode()[:_REASON_BYTES])
+        _NOTICE.pack_into(self._memory, line + _NOTICE_AT, *values)
         _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 2)
 
     def read(self, key: bytes) -> Notice | None:
@@ -112,9 +124,11 @@ class AdmissionBoard:
         (version,) = _NUMBER.unpack_from(copied)
         if not version or version % 2 or _NUMBER.unpack_from(self._memory, start) != (version,):
             return None
-        written_s, requests, retry_s, bound, wait_s, proxy, seen, reason = _NOTICE.unpack_from(copied, _NUMBER.size)
+        written_s, requests, *refusal, bound, wait_s, proxy, seen, refused, reason = _NOTICE.unpack_from(
+            copied, _NUMBER.size
+        )
         reached = Reached(_BOUNDS[bound], reason.rstrip(b"\0").decode(errors="replace"), wait_s)
-        return Notice(written_s, requests, reached, retry_s, proxy, seen)
+        return Notice(written_s, requests, reached, *refusal, proxy, seen, refused)
 
     def refused(self, key: bytes) -> int:
         """Return how many requests the proxy has refused."""

@@ -119,7 +119,7 @@ def make_api(
     drain = drain or Drain()
     # Middleware that is added last runs first.
     api.add_middleware(
-        EarlyRefusal, check=service.check_room, check_bounds=service.check_bounds, max_body_bytes=max_body_bytes
+        EarlyRefusal, enter=service.enter, check_bounds=service.check_bounds, max_body_bytes=max_body_bytes
     )
     if service.tracer is not None:
         from deployments.http.middleware.tracing import TracingMiddleware
@@ -235,6 +235,7 @@ async def _answer(
         renderer = Renderer(make(), None)
     headers = service.cache_headers(requests)
     state = request.state
+    state.leave()  # counted as submitted from here
     priority = body.priority or 0
     batches = answer_events(
         *(service, served, requests),

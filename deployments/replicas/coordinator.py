@@ -152,7 +152,8 @@ class CoordinatorIngress:
             log_requests()
         bound = self._http.max_body_bytes
         keys = self._http.key_ring()
-        board = AdmissionBoard.create(keys.digests)
+        is_read = bool(os.environ.get("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"))  # by proxies with our middlewares
+        board = AdmissionBoard.create(keys.digests) if is_read else None
         self._live_metrics = LiveMetrics(self._service)
         api = make_api(
             self._service,

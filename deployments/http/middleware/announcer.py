@@ -34,7 +34,8 @@ class Announcer:
         self._service, self._drain, self._board = service, drain, board
         self._keys = keys
         self._asked_s: dict[ApiKey, float] = {}  # by key in use, the one that asked last at the end
-        self._seen: dict[ApiKey, tuple[int, int]] = {}  # proxy, and the number of its last request
+        self._proxy = 0  # of this node
+        self._seen: dict[ApiKey, int] = {}  # the number of its last request
         self._refused: dict[ApiKey, int] = {}
         self._announced: dict[ApiKey, Room] = {}
         self._round: asyncio.Handle | None = None
@@ -51,11 +52,12 @@ class Announcer:
         key = self._keys.find(authorization_of(headers))
         if key is None:
             return
+        if self._board.proxy != self._proxy:
+            self._proxy = self._board.proxy
+            self._seen.clear()
         proxy, _, number = headers[PASSED].partition(":")
-        if proxy.isdecimal() and number.isdecimal() and max(len(proxy), len(number)) < 10 and int(number):
-            before = self._seen.get(key, (0, 0))
-            latest = int(proxy), int(number)
-            self._seen[key] = max(before, latest) if before[0] == latest[0] else latest
+        if proxy == str(self._proxy) and number.isdecimal() and len(number) < 10:
+            self._seen[key] = max(self._seen.get(key, 0), int(number))
         self._use(key)
         self.update()
 
@@ -92,7 +94,8 @@ class Announcer:
             return  # what is written goes stale, and the requests come here
         self._announced[key] = room
         requests, refusal = min(room.requests, 2**32 - 1), room.refusal
-        notice = Notice(time.monotonic(), requests, refusal.reached, refusal.retry_s, *self._seen.get(key, (0, 0)))
+        known = (self._proxy, self._seen.get(key, 0), self._refused.get(key, 0))
+        notice = Notice(time.monotonic(), requests, refusal.reached, refusal.retry_s, refusal.apart_s, *known)
         self._board.write(self._line(key), notice)
 
     def _count_refused(self, key: ApiKey) -> None:

@@ -30,11 +30,10 @@ class Doorkeeper:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._proxy = secrets.randbelow(10**9)  # processes of two nodes may have the same id
+        self._proxy = 1 + secrets.randbelow(10**9 - 1)  # processes of two nodes may have the same id
         self._boards: dict[str, AdmissionBoard] = {}
         self._strange: set[str] = set()  # names of boards that are out of reach: on other nodes
         self._passed: dict[bytes, tuple[int, float]] = {}  # by key: how many requests, and when the last one
-        self._seen: dict[bytes, int] = {}  # by key: how many of them have arrived
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,14 +71,14 @@ class Doorkeeper:
         if not notices or sum(notice.requests for notice, _ in notices) > self._on_the_way(key, notices):
             return None
         notice, board = min(notices, key=lambda item: max(item[0].retry_s, item[0].reached.wait_s))
+        since = board.refused(key) - notice.refused
         board.count_refused(key)
-        return notice.reached.error(notice.retry_s)
+        return notice.reached.error(notice.retry_s + since * notice.apart_s)
 
     def _on_the_way(self, key: bytes, notices: list[tuple[Notice, AdmissionBoard]]) -> int:
         """Return how many requests of the key were passed on and are not seen yet."""
         number, passed_s = self._passed.get(key, (0, 0.0))
-        own = [notice.seen for notice, _ in notices if notice.proxy == self._proxy]
-        seen = self._seen[key] = max(self._seen.get(key, 0), *own, 0)
+        seen = max((notice.seen for notice, _ in notices if notice.proxy == self._proxy), default=0)
         if time.monotonic() - passed_s > _ON_THE_WAY_S:
             return 0
         return max(0, number - seen)
@@ -113,6 +112,7 @@ class Doorkeeper:
         if board is None:
             self._strange.add(name)
         else:
+            board.proxy = self._proxy
             self._boards[name] = board
 
 

@@ -21,17 +21,17 @@ class EarlyRefusal:
         self,
         app: ASGIApp,
         *,
-        check: Callable[[ApiKey, str | None], None],
+        enter: Callable[[ApiKey, str | None], Callable[[], None]],
         check_bounds: Callable[[ApiKey], None],
         max_body_bytes: int,
     ) -> None:
         """
-        check: raises OverloadedError if any generating request with that key would be refused; gets the endpoint if
-            the URL names it.
+        enter: counts a generating request until what it returns is called, at the latest when the request has ended;
+            raises OverloadedError if any with that key would be refused; gets the endpoint if the URL names it.
         check_bounds: raises OverloadedError if any request with that key would be refused.
         max_body_bytes: bound of one body; bodies in progress may have a few times as many together.
         """
-        self._app, self._check, self._check_bounds = app, check, check_bounds
+        self._app, self._enter, self._check_bounds = app, enter, check_bounds
         self._max_body_bytes, self._held_bytes = max_body_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,17 +40,19 @@ class EarlyRefusal:
             return
         size = self._body_bytes(Headers(scope=scope))
         try:
+            self._check_bytes(size)
             if scope["path"] in GENERATING:
-                self._check(scope["state"]["key"], scope["state"].get("endpoint"))
+                leave = self._enter(scope["state"]["key"], scope["state"].get("endpoint"))
             else:
                 self._check_bounds(scope["state"]["key"])
-            self._check_bytes(size)
+                leave = _nothing
         except OverloadedError as error:
             scope["state"]["error"] = error
             await error_response(error)(scope, receive, send)
             return
         self._held_bytes += size
         received = 0
+        scope["state"]["leave"] = leave
 
         async def count_received() -> Message:
             """Receive; once the whole body is here, hold what it really takes."""
@@ -67,6 +69,7 @@ class EarlyRefusal:
             await self._app(scope, count_received, send)
         finally:
             self._held_bytes -= size
+            leave()
 
     def _body_bytes(self, headers: Headers) -> int:
         """Most bytes of the request's body; small bodies count as 0."""
@@ -79,3 +82,7 @@ class EarlyRefusal:
         if size and self._held_bytes + size > most:
             reason = f"with {size} more, the bodies of requests in progress would exceed {most} bytes"
             raise OverloadedError(f"{reason}, {_BODIES_AT_ONCE} times http.max_body_bytes.")
+
+
+def _nothing() -> None:
+    """Other requests are not counted."""

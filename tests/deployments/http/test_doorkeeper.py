@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from actors.coordinator.request import Delta, Request
 from deployments.admission.key_bounds import KeyRates, Reached, Use
 from deployments.admission.limits import Limits
-from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
+from deployments.configuration.access.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
@@ -74,11 +74,11 @@ class Reply:
         return json.loads(self.body)["error"]
 
 
-async def ask(app: Any, path: str = "/v1/completions", **headers: str) -> Reply:
+async def ask(app: Any, path: str = "/v1/completions", body: bytes = BODY, **headers: str) -> Reply:
     """Send a request, and wait for the whole response."""
     start: Message = {}
     parts = list[bytes]()
-    messages = iter([{"type": "http.request", "body": BODY, "more_body": False}])
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> Message:
         message = next(messages, None)
@@ -448,12 +448,77 @@ def test_where_one_of_two_coordinators_has_room_requests_are_passed_on() -> None
         assert (await ask(door)).status == 429
         door._meet(free.name)
         assert (await ask(door)).status == 200  # nothing is written there yet
-        free.write(NO_KEY, Notice(FRESH_S, 2, FULL, 7.0, door._proxy, 1))
+        free.write(NO_KEY, Notice(FRESH_S, 2, FULL, 7.0, 0.0, door._proxy, 1))
         assert [(await ask(door)).status for _ in range(4)] == [200, 200, 429, 429]
-        free.write(NO_KEY, Notice(FRESH_S, 3, FULL, 7.0, door._proxy + 1, 9))
-        assert [(await ask(door)).status for _ in range(2)] == [200, 429]
 
     asyncio.run(test())
+
+
+def test_those_that_are_refused_together_come_again_one_by_one() -> None:
+    """Also between two notices. Else they would come together again."""
+    board = AdmissionBoard.create(())
+    assert board is not None
+    door, _ = door_with(board)
+
+    async def test() -> None:
+        board.write(NO_KEY, Notice(FRESH_S, 0, FULL, 4.0, 0.5))
+        await ask(door, "/health")
+        waits_s = [int((await ask(door)).headers["retry-after"]) for _ in range(40)]
+        assert all(4 + 0.5 * index <= wait_s <= 1.25 * (4 + 0.5 * index) + 1 for index, wait_s in enumerate(waits_s))
+        board.write(NO_KEY, Notice(FRESH_S, 0, FULL, 4.0, 0.5, refused=40))
+        assert int((await ask(door)).headers["retry-after"]) <= 6
+
+    asyncio.run(test())
+
+
+def test_requests_of_another_node_do_not_hide_those_of_this_one(
+    endpoints: dict[str, ServedEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else those that have arrived would count as on the way, and an idle server would refuse."""
+
+    async def test(world: World) -> None:
+        its_own = AdmissionBoard.create(())
+        assert its_own is not None
+        remote = Doorkeeper(world.coordinators)
+        remote._strange.update(world.door._boards)
+        remote._meet(its_own.name)
+        for _ in range(3 * SLOTS):
+            replies = await asyncio.gather(ask(world.door), ask(world.door), ask(remote))
+            assert [reply.status for reply in replies] == [200] * 3
+
+    in_world(endpoints, monkeypatch, test, kind=Stepping)
+
+
+def test_requests_that_are_read_take_room(
+    endpoints: dict[str, ServedEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else as many again would be passed on while bodies are parsed and prompts become tokens."""
+
+    async def test(world: World) -> None:
+        async def prepare(*_: object, **__: object) -> list[Request]:
+            return await asyncio.Future()
+
+        async with asking(world.door, 1):
+            monkeypatch.setattr(world.service, "prepare", prepare)
+            async with asking(world.door, 40), asking(world.door, 40) as tasks:
+                assert statuses(tasks) == [429] * 40
+                assert len(world.coordinators.reached) == 2 * (SLOTS + 2)
+
+    in_world(endpoints, monkeypatch, test)
+
+
+def test_what_fails_while_it_is_read_takes_no_room(
+    endpoints: dict[str, ServedEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(world: World) -> None:
+        for _ in range(40):
+            assert (await ask(world.door, body=b'{"model": "consort", "prompt": 1}')).status == 400
+        room = world.service.room(ANYBODY)
+        assert room is not None
+        assert room.requests >= SLOTS
+        assert (await ask(world.door)).status == 200
+
+    in_world(endpoints, monkeypatch, test, kind=Stepping)
 
 
 def test_a_notice_is_what_was_written() -> None:
@@ -465,7 +530,7 @@ def test_a_notice_is_what_was_written() -> None:
     rates.take(Use(tokens=10**12), 0.0)
     reached = rates.reached(Use(tokens=10**9), 0.0)
     assert reached is not None
-    notice = Notice(12.5, 3, reached, 4.25, 77, 12)
+    notice = Notice(12.5, 3, reached, 4.25, 0.5, 77, 12, 3)
     board.write(digest_of("b"), notice)
     assert other.read(digest_of("a")) is other.read(digest_of("c")) is None
     read = other.read(digest_of("b"))

@@ -78,7 +78,9 @@ def test_the_bodies_of_requests_in_progress_are_bounded() -> None:
         assert sorted(statuses) == [200] * 10 + [429]
 
     gate = asyncio.Event()
-    middleware = EarlyRefusal(app, check=lambda key, endpoint: None, check_bounds=lambda key: None, max_body_bytes=most)
+    middleware = EarlyRefusal(
+        app, enter=lambda key, endpoint: lambda: None, check_bounds=lambda key: None, max_body_bytes=most
+    )
     asyncio.run(run())
 
 
@@ -108,7 +110,7 @@ def test_a_body_of_unknown_length_is_charged_only_until_it_is_read() -> None:
         await asyncio.gather(*tasks)
 
     tasks: list[asyncio.Future[None]] = []
-    check = {"check": lambda key, endpoint: None, "check_bounds": lambda key: None}
+    check = {"enter": lambda key, endpoint: lambda: None, "check_bounds": lambda key: None}
     middleware = EarlyRefusal(app, **check, max_body_bytes=2**16)  # type: ignore[arg-type]
     asyncio.run(run())
     assert statuses == [200] * 20
