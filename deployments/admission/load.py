@@ -76,7 +76,7 @@ class Load:
         return self._returning.total()
 
     def apart_s(self, slots: int, now_s: float) -> float:
-        """Seconds between two refused requests that come again: often enough that no slot stays empty, no more often."""
+        """Seconds from one refused request that comes again to the next: just often enough that no slot stays empty."""
         return self.seconds(self.answer_tokens(math.inf), now_s) / slots / _TRIES
 
     def tokens_per_s(self, now_s: float) -> float | None:

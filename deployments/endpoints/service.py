@@ -125,7 +125,7 @@ class Service:
         return self._limits.max_requests
 
     def enter(self, key: ApiKey, endpoint: str | None = None) -> Callable[[], None]:
-        """Count a request whose body is still to be read. Returns what to call before it is submitted, or when it fails.
+        """Count a request that is still to be read. Returns what to call before it is submitted, or when it fails.
 
         Raises OverloadedError if no request of the key can be accepted, but never while answers are cached.
 

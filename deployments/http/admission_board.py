@@ -21,7 +21,8 @@ _REASON_BYTES = 512  # those of keys with the longest names, too
 NO_KEY = bytes(32)  # the digest of the only line where requests need no key
 _NUMBER = struct.Struct("=Q")
 _NOTICE = struct.Struct(f"=dIddBdIQQ{_REASON_BYTES}s")
-# First the number of the node's proxy, then the lines. A line: the key's digest; how often it was written, odd while it is; the notice; how many requests the proxy refused.
+# First the number of the node's proxy, then the lines. A line: the key's digest; how often it was written, odd while it
+# is; the notice; how many requests the proxy refused.
 _VERSION_AT = len(NO_KEY)
 _NOTICE_AT = _VERSION_AT + _NUMBER.size
 _REFUSED_AT = _NOTICE_AT + -(-_NOTICE.size // 8) * 8
