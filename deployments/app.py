@@ -19,7 +19,7 @@ from deployments.replicas.coordinator import CoordinatorIngress
 from deployments.replicas.environment import actor_options, runtime_env
 from deployments.replicas.ledger import Ledger
 from deployments.replicas.model_replica import ModelReplica
-from deployments.replicas.names import COORDINATOR, LEDGER, deployment_name
+from deployments.replicas.names import COORDINATOR, LEDGER, LOCAL_COORDINATOR, deployment_name
 from deployments.replicas.standby_router import STANDBY_ROUTER
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.scaler import autoscaling_config
@@ -82,7 +82,9 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
     if not autoscale:
         options["request_router_config"] = {"request_router_class": STANDBY_ROUTER}
     deploy = serve.deployment(
-        name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": runtime_env(threads=1)}, **options
+        name=COORDINATOR if autoscale else LOCAL_COORDINATOR,
+        ray_actor_options={"num_cpus": 0, "runtime_env": runtime_env(threads=1)},
+        **options,
     )
     roles = config.roles()
     on_demand = {

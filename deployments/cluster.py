@@ -124,10 +124,10 @@ def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
 
 def start_standby() -> None:
     """Start a second coordinator, which serves once the first has died. Returns before it is up."""
-    from deployments.replicas.names import APP_NAME, COORDINATOR
+    from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
     from deployments.scaling.scaler import set_replicas
 
-    asyncio.run(set_replicas(APP_NAME, COORDINATOR, 2))
+    asyncio.run(set_replicas(APP_NAME, LOCAL_COORDINATOR, 2))
 
 
 def drain(config: ServerConfig) -> int:
@@ -138,9 +138,11 @@ def drain(config: ServerConfig) -> int:
     """
     from ray import serve
 
-    from deployments.replicas.names import APP_NAME, COORDINATOR
+    from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
 
-    handle = serve.get_deployment_handle(COORDINATOR, APP_NAME, _check_exists=False)  # the check has no time limit
+    handle = serve.get_deployment_handle(
+        LOCAL_COORDINATOR, APP_NAME, _check_exists=False
+    )  # the check has no time limit
     answers = handle.broadcast("drain").results(timeout_s=config.http.drain_s + _MARGIN_S, return_exceptions=True)
     time.sleep(_FLUSH_S)
     return sum(answer for answer in answers if isinstance(answer, int))

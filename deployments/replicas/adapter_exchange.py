@@ -10,7 +10,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.replicas.address_query import answers_of
-from deployments.replicas.names import APP_NAME, COORDINATOR
+from deployments.replicas.names import APP_NAME
 
 if TYPE_CHECKING:
     from deployments.endpoints.adapters import RunTimeAdapters
@@ -28,7 +28,7 @@ class AdapterExchange:
 
     async def share(self) -> None:
         """Tell the other coordinators at once, and the replicas, which remember."""
-        coordinators = serve.get_deployment_handle(COORDINATOR, APP_NAME)
+        coordinators = serve.get_deployment_handle(serve.get_replica_context().deployment, APP_NAME)
         await asyncio.gather(self._exchange(coordinators), self.sync())
 
     async def sync(self) -> None:

@@ -21,7 +21,7 @@ from deployments.replicas.address_query import AddressQuery, answers_of
 from deployments.replicas.environment import share_interpreter, uncollected
 from deployments.replicas.ledger import Ledger, settle
 from deployments.replicas.model_replica import ModelReplica
-from deployments.replicas.names import APP_NAME, COORDINATOR, deployment_name
+from deployments.replicas.names import APP_NAME, deployment_name
 from deployments.scaling.placement import placements
 from deployments.scaling.scaler import set_replicas
 
@@ -178,7 +178,8 @@ class CoordinatorIngress:
 
     async def _ask_others(self) -> "list[list[Metric]]":
         own = self._service.metrics.coordinator
-        answers, _ = await answers_of(serve.get_deployment_handle(COORDINATOR, APP_NAME).broadcast("metrics"))
+        coordinators = serve.get_deployment_handle(serve.get_replica_context().deployment, APP_NAME)
+        answers, _ = await answers_of(coordinators.broadcast("metrics"))
         return [families for name, families in answers if name != own]
 
     async def merge_adapters(self, changes: "Adapters") -> "Adapters":

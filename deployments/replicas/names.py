@@ -7,6 +7,7 @@ if TYPE_CHECKING:
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
+LOCAL_COORDINATOR = "LocalCoordinator"  # of `consort serve`: under one name a proxy always chooses in the same way
 LEDGER = "KeyLedger"
 
 

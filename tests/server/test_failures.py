@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from deployments.cluster import start_standby
-from deployments.replicas.names import APP_NAME, COORDINATOR
+from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
 from deployments.scaling.scaler import set_replicas
 from tests.deployments.bad_input import CASES
 from tests.server.conftest import Server, requests_by_coordinator
@@ -109,7 +109,7 @@ def test_killing_the_target_in_mid_stream_only_delays(
 
 def coordinator_pids() -> set[int]:
     """Process ids of the coordinators that these tests started; other servers may run on this machine."""
-    title, pids = f"ray::ServeReplica:{APP_NAME}:{COORDINATOR}", set[int]()
+    title, pids = f"ray::ServeReplica:{APP_NAME}:{LOCAL_COORDINATOR}", set[int]()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             if "".join(process.cmdline()).startswith(title):
@@ -137,7 +137,7 @@ def has_coordinators(count: int) -> bool:
     """Whether so many are up, and none is starting or stopping."""
     from ray import serve
 
-    states = serve.status().applications[APP_NAME].deployments[COORDINATOR].replica_states
+    states = serve.status().applications[APP_NAME].deployments[LOCAL_COORDINATOR].replica_states
     return {str(state): number for state, number in states.items()} == {"RUNNING": count}
 
 
@@ -157,7 +157,7 @@ def test_a_coordinator_that_stands_by_goes_on_when_the_other_dies(
     assert client.completions.create(**request).choices[0].text == undisturbed
     counts = requests_by_coordinator(server.url)
     assert sum(count > 0 for count in counts.values()) == 1, counts
-    asyncio.run(set_replicas(APP_NAME, COORDINATOR, 1))
+    asyncio.run(set_replicas(APP_NAME, LOCAL_COORDINATOR, 1))
     wait_until(lambda: has_coordinators(1), "only one coordinator", timeout_s=120)
 
 
