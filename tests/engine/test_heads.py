@@ -1,9 +1,11 @@
 """Heads on the target's hidden states draft, and change no text: greedy, sampled, in mixed batches, after fail-over."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from copy import deepcopy
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -30,6 +32,7 @@ from tests.support.waiting import wait_until
 
 KINDS: tuple[HeadsKind, ...] = ("medusa", "eagle3")
 TARGET = tiny_model("llama-gqa")
+OTHER_PROPOSERS: dict[str, Any] = {"drafter": "d", "colocated": True, "ngram": NgramOptions()}
 
 
 @cache
@@ -38,7 +41,24 @@ def heads_module(kind: HeadsKind) -> Any:
     return medusa_heads(medusa_tensors(TARGET, texts)) if kind == "medusa" else trained_eagle3(TARGET, texts)
 
 
-def make(kind: HeadsKind | None, *, slots: int, graphs: bool = False, pages: int | None = None) -> tuple[Runner, Any]:
+@cache
+def broken_heads(kind: HeadsKind, value: float) -> Any:
+    """Heads whose weights are all `value`."""
+    module = deepcopy(heads_module(kind))
+    for parameter in module.parameters():
+        parameter.fill_(value)
+    return module
+
+
+def make(
+    kind: HeadsKind | None,
+    *,
+    slots: int,
+    graphs: bool = False,
+    pages: int | None = None,
+    weight: float | None = None,
+) -> tuple[Runner, Any]:
+    """Make a runner and heads. weight: in place of all their weights."""
     model = tiny_model("llama-gqa")  # each replica its own: hooks of two threads on one model would mix their states
     runner = Runner(model, slots=slots, max_length=128, max_query=64, pages=pages)
     if kind is None:
@@ -46,7 +66,7 @@ def make(kind: HeadsKind | None, *, slots: int, graphs: bool = False, pages: int
     runner.keep_hidden_states(STATES if kind == "eagle3" else ())
     if graphs:
         runner.use_graphs(capture=lambda run: run)
-    module = heads_module(kind)
+    module = heads_module(kind) if weight is None else broken_heads(kind, weight)
     heads: HeadProposer = MedusaProposer(module, runner) if kind == "medusa" else Eagle3Proposer(module, runner)
     return runner, heads
 
@@ -68,7 +88,7 @@ def running(
 
 
 def endpoint(kind: HeadsKind | None, **more: Any) -> Endpoint:
-    return Endpoint("e", "target", None, 4, text, heads=kind, **more)
+    return replace(Endpoint("e", "target", None, 4, text, heads=kind), **more)
 
 
 def mixed(kind: HeadsKind | None, **more: Any) -> list[Request]:
@@ -94,12 +114,9 @@ def accepted(answers: Sequence[list[Delta]]) -> int:
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixed_batch_has_the_same_texts(kind: HeadsKind, how: dict[str, Any]) -> None:
-    requests = mixed(kind)
-    if how.get("drafter"):
-        where = Endpoint("e", "target", "d", 4, text, heads=kind, colocated=True, ngram=NgramOptions())
-        requests = [Request(where, r.prompt, r.params, request_id=r.request_id) for r in requests]
+    others = OTHER_PROPOSERS if how.get("drafter") else {}
     with running(kind, **how) as engine:
-        answers = engine.generate(requests)
+        answers = engine.generate(mixed(kind, **others))
     assert tokens(answers) == expected()
     assert accepted(answers) > 20
 
@@ -146,6 +163,20 @@ def test_greedy_text_under_rejection_is_that_of_the_target(kind: HeadsKind) -> N
     assert sum(answers[i][-1].statistics.drafted for i in range(len(requests)) if i not in greedy) > 20
 
 
+@pytest.mark.parametrize("how", [{}, {"graphs": True}, {"slots": 3}, {"drafter": True}], ids=str)
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_without_numbers_change_no_text(kind: HeadsKind, weight: float, how: dict[str, Any]) -> None:
+    requests = mixed(kind, **(OTHER_PROPOSERS if how.get("drafter") else {}))
+    rejecting = [Request(r.endpoint, r.prompt, replace(r.params, verification="rejection")) for r in requests]
+    with running(kind, weight=weight, **how) as engine:
+        texts = tokens(engine.generate([*requests, *rejecting]))
+        engine.check()
+    greedy = [i for i, request in enumerate(requests) if request.params.greedy]  # drafts choose among other texts
+    assert texts[: len(requests)] == expected()
+    assert [texts[len(requests) + i] for i in greedy] == [expected()[i] for i in greedy]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_are_the_same_after_a_fail_over(kind: HeadsKind) -> None:
     with running(kind, targets=2) as engine:
@@ -160,7 +191,7 @@ def test_texts_are_the_same_after_a_fail_over(kind: HeadsKind) -> None:
 
 
 def test_statistics_and_tokens_name_the_proposers() -> None:
-    where = Endpoint("e", "target", "d", 4, text, heads="medusa", colocated=True, ngram=NgramOptions())
+    where = endpoint("medusa", **OTHER_PROPOSERS)
     greedy = SamplingParams(max_tokens=40, temperature=0)
     with running("medusa", drafter=True) as engine:
         everybody, nobody, medusa_only = engine.generate(
