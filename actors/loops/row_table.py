@@ -31,6 +31,7 @@ class RowTable(Generic[R]):
         self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
+        self.preemptions = 0  # of rows, for the sake of others
         self._is_full = False  # whether a row was preempted, and no forward has run since
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
@@ -126,6 +127,7 @@ class RowTable(Generic[R]):
         self._free_slots(row)
         row.slot, row.more_slots = -1, []
         row.preemptions += 1
+        self.preemptions += 1
         row.undo()
         row.resume(0)
         self._waiting[row.key] = row

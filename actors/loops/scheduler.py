@@ -83,11 +83,10 @@ class Scheduler(Generic[R]):
             compute(shares)
         except OutOfPagesError as error:
             self._undo(shares)
-            if self._rows.preempt_last():
-                self._times.preemptions += 1
-            else:
+            if not self._rows.preempt_last():
                 reason = f"the request does not fit into the KV cache, even alone: {error}"
                 self._give_up(shares[0].row, UnavailableError(reason))
+            self._times.preemptions = self._rows.preemptions
         except torch.OutOfMemoryError as error:
             _log.warning("out of memory with %d rows: %s", len(shares), error)
             clear_frames(error.__traceback__)  # its frames hold tensors
@@ -105,7 +104,7 @@ class Scheduler(Generic[R]):
     def _note_success(self, shares: Sequence[Share[R]]) -> None:
         self._steps += 1
         self._rows.note_forward()
-        self._times.evictions = self._rows.evictions
+        self._times.evictions, self._times.preemptions = self._rows.evictions, self._rows.preemptions
         for share in shares:
             share.row.last_step = self._steps
         self._successes += 1

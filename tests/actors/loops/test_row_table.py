@@ -299,6 +299,7 @@ def test_no_more_rows_are_preempted_than_the_waiting_one_needs() -> None:
         table.remove(("c", request_id))
     table.make_ready()
     assert active(table) == [4, 3]
+    assert table.preemptions == 1
 
 
 @pytest.mark.parametrize(("pages", "together"), [(9, [3, 2]), (8, [2])])
