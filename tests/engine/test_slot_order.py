@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from transformers import PreTrainedModel
@@ -14,10 +15,12 @@ from decoding.sampling.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
 from tests.support.turns import Turns, has_ended
 
+TARGETS = ["first", "second", "third"]
 MODELS: dict[str, PreTrainedModel] = {
     "first": tiny_model("llama-gqa"),
     "second": tiny_model("qwen3"),
     "third": tiny_model("llama-gqa"),
+    "drafter": tiny_model("llama-gqa"),
 }
 PROMPTS = [[(5 * i + 3 * j + i * j) % VOCAB for j in range(10)] for i in range(24)]
 
@@ -34,8 +37,8 @@ def requests(endpoints: Sequence[Endpoint], count: int, *, max_tokens: int = 16)
 
 
 def turns(slots: int | dict[str, int], *, seed: int | None = None, pages: int | None = None) -> Turns:
-    """slots: of all models, or by model."""
-    by_model = slots if isinstance(slots, dict) else dict.fromkeys(MODELS, slots)
+    """slots: of all targets, or by model."""
+    by_model = slots if isinstance(slots, dict) else dict.fromkeys(TARGETS, slots)
     return Turns(
         {
             name: Runner(MODELS[name], slots=count, max_length=64, max_query=64, pages=pages)
@@ -134,3 +137,28 @@ def test_a_leader_that_died_holds_no_slots_of_members() -> None:
         stage.engine.coordinator.cancel(request.request_id)
     stage.take(3)
     assert stage.engine.loops["second"].load().active == 0
+
+
+@pytest.mark.parametrize("dead", [["coordinator"], ["coordinator", "first"], ["coordinator", "drafter"]], ids=str)
+def test_the_slots_of_a_dead_coordinator_are_free_after_three_seconds(dead: list[str]) -> None:
+    """On targets, members and drafters, whoever died with it. Until then another coordinator may take rows over."""
+    stage = turns({"first": 2, "second": 3, "drafter": 2})
+    clock = mock.Mock(return_value=1000.0)
+    for loop in stage.engine.loops.values():
+        loop._mailbox._clock = clock
+    drafted = replace(endpoint("first", "second"), drafter="drafter", draft_length=1)
+    for request in requests([drafted, endpoint("second")], 8, max_tokens=50):
+        stage.begin(request)
+    stage.take(8)
+    held = {name: loop.load() for name, loop in stage.engine.loops.items() if name not in dead}
+    assert all(load.active for load in held.values())
+    assert any(load.waiting for load in held.values())
+    for name in dead:
+        stage.kill(name)
+    for second in range(3):
+        loads = [stage.engine.loops[name].load() for name in held]
+        assert all(load.active for load in loads), f"after {second} s"
+        clock.return_value += 1.0
+        stage.take(2)
+    loads = [stage.engine.loops[name].load() for name in held]
+    assert [(load.active, load.waiting) for load in loads] == [(0, 0)] * len(held)

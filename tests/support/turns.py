@@ -30,6 +30,9 @@ class _PromptLink(LocalLink):
     def wake(self) -> None:
         self._link.wake()
 
+    def close(self) -> None:
+        self._link.close()
+
 
 class Turns:
     """Turns of a coordinator and its replicas: all in order, or at random."""
@@ -41,11 +44,19 @@ class Turns:
         *,
         seed: int | None = None,
     ) -> None:
-        """runners: by the names of targets. seed: None takes turns in order."""
-        replicas: dict[str, tuple[Role, Runner]] = {name: ("target", runner) for name, runner in runners.items()}
-        self.engine = Engine(replicas, options, wrap_link=_PromptLink)
+        """runners: by the names of targets, and "drafter". seed: None takes turns in order."""
+        roles: dict[str, Role] = {name: "drafter" if name == "drafter" else "target" for name in runners}
+        links: dict[str, LocalLink] = {}
+        self._links = links
+
+        def wrap(link: LocalLink) -> LocalLink:
+            links[link.name] = _PromptLink(link)
+            return links[link.name]
+
+        self.engine = Engine({name: (roles[name], runners[name]) for name in runners}, options, wrap_link=wrap)
         self._random = None if seed is None else random.Random(seed)
-        self.running = list(self.engine.loops)  # the others are stopped
+        self._loops = {"coordinator": self.engine.coordinator, **self.engine.loops}
+        self.running = list(self._loops)  # the others are stopped
 
     def begin(self, request: Request) -> list[Delta]:
         """Submit a request. Returns the list to which its deltas are appended."""
@@ -53,9 +64,14 @@ class Turns:
         self.engine.coordinator.submit(request, deltas.append)
         return deltas
 
+    def kill(self, name: str) -> None:
+        """End the coordinator or a replica. Its connections break."""
+        self.running.remove(name)
+        self._links[name].close()
+
     def take(self, count: int = 1) -> None:
         """Let each loop take so many turns, in the mean."""
-        loops = [self.engine.coordinator, *(self.engine.loops[name] for name in self.running)]
+        loops = [self._loops[name] for name in self.running]
         for _ in range(count):
             for loop in loops if self._random is None else self._random.choices(loops, k=len(loops)):
                 loop.turn()
