@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -144,21 +145,22 @@ def test_the_slots_of_a_dead_coordinator_are_free_after_three_seconds(dead: list
     """On targets, members and drafters, whoever died with it. Until then another coordinator may take rows over."""
     stage = turns({"first": 2, "second": 3, "drafter": 2})
     clock = mock.Mock(return_value=1000.0)
-    for loop in stage.engine.loops.values():
+    loops: dict[str, Any] = dict(stage.engine.loops)
+    for loop in loops.values():
         loop._mailbox._clock = clock
     drafted = replace(endpoint("first", "second"), drafter="drafter", draft_length=1)
     for request in requests([drafted, endpoint("second")], 8, max_tokens=50):
         stage.begin(request)
     stage.take(8)
-    held = {name: loop.load() for name, loop in stage.engine.loops.items() if name not in dead}
+    held = {name: loop.load() for name, loop in loops.items() if name not in dead}
     assert all(load.active for load in held.values())
     assert any(load.waiting for load in held.values())
     for name in dead:
         stage.kill(name)
     for second in range(3):
-        loads = [stage.engine.loops[name].load() for name in held]
+        loads = [loops[name].load() for name in held]
         assert all(load.active for load in loads), f"after {second} s"
         clock.return_value += 1.0
         stage.take(2)
-    loads = [stage.engine.loops[name].load() for name in held]
+    loads = [loops[name].load() for name in held]
     assert [(load.active, load.waiting) for load in loads] == [(0, 0)] * len(held)

@@ -46,17 +46,16 @@ class Turns:
     ) -> None:
         """runners: by the names of targets, and "drafter". seed: None takes turns in order."""
         roles: dict[str, Role] = {name: "drafter" if name == "drafter" else "target" for name in runners}
-        links: dict[str, LocalLink] = {}
-        self._links = links
-
-        def wrap(link: LocalLink) -> LocalLink:
-            links[link.name] = _PromptLink(link)
-            return links[link.name]
-
-        self.engine = Engine({name: (roles[name], runners[name]) for name in runners}, options, wrap_link=wrap)
+        replicas = {name: (roles[name], runner) for name, runner in runners.items()}
+        self._links: dict[str, LocalLink] = {}
+        self.engine = Engine(replicas, options, wrap_link=self._wrap)
         self._random = None if seed is None else random.Random(seed)
         self._loops = {"coordinator": self.engine.coordinator, **self.engine.loops}
         self.running = list(self._loops)  # the others are stopped
+
+    def _wrap(self, link: LocalLink) -> LocalLink:
+        self._links[link.name] = prompt = _PromptLink(link)
+        return prompt
 
     def begin(self, request: Request) -> list[Delta]:
         """Submit a request. Returns the list to which its deltas are appended."""
