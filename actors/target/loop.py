@@ -274,6 +274,7 @@ class Target:
         self._choose_mode()
         for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)
+        self._rows.read_ahead()
         self._leader.follow_slots(time.perf_counter())
         for row, reason in self._leader.drop_late_members(time.perf_counter()):
             self._inbox.fail(row, reason)

@@ -120,8 +120,6 @@ class TargetRow(ServedRow):
         """Note what decides on the draft. The leader of an ensemble blends it with what the members reply."""
         if self.prefilling:
             self.history.read_ahead()
-            if self.proposer is not None:
-                self.proposer.read(self.tokens)
             if self.wants_prompt_logprobs:
                 self._note_prompt(self._chunk, logits[rows.start : rows.stop])
             self.cached = self._chunk.end

@@ -130,7 +130,10 @@ class KnowingProposer:
         self._texts = texts
         self._text: Sequence[int] | None = None
 
-    def propose(self, tokens: Sequence[int], hidden: Tensor | None = None) -> Draft:
+    def read(self, tokens: Sequence[int], most: int) -> int:
+        return 0
+
+    def propose(self, tokens: Sequence[int]) -> Draft:
         if self._text is None:
             self._text = next((text for text in self._texts if text[: len(tokens)] == tokens), [])
         start, rng = len(tokens), random.Random(len(tokens))

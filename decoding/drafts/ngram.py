@@ -18,7 +18,7 @@ _LONGEST = 16  # longer matches count as matches of this length
 _DECAY = 0.998  # weight of an observation after the next one of its length
 _PRIOR_TOKENS = 8.0  # the prior counts as so many observations
 _MAX_CONTINUATIONS = 8  # distinct tokens counted after one context
-_SLICE = 2048  # tokens of a text that one call indexes: a long one must not hold up the others
+_MOST_NEW = 256  # tokens that a proposal indexes, more than a step commits; a long text is read before
 _MOST_COMPARED = 256  # earlier occurrences of a text's last two tokens
 
 
@@ -60,14 +60,18 @@ class TextIndex:
         self._earlier_ends = array("i", [0])  # by such a position: the one of the same pair before; 0: none
         self._last = -1  # the last token in the index
 
-    def update(self, tokens: Sequence[int]) -> bool:
-        """Index up to _SLICE new tokens, but not the text's last one. Returns whether none is left."""
+    def update(self, tokens: Sequence[int], most: int) -> int:
+        """Index at most so many new tokens, but not the text's last one. Returns how many were new."""
         start = len(self._earlier_ends) - 1
-        for end, token in enumerate(tokens[start : min(start + _SLICE, len(tokens) - 1)], start + 1):
+        for end, token in enumerate(tokens[start : min(start + most, len(tokens) - 1)], start + 1):
             pair = _pair(self._last, token)
             self._earlier_ends.append(self._pair_ends.get(pair, 0))
             self._ends[token] = self._pair_ends[pair] = end
             self._last = token
+        return len(self._earlier_ends) - 1 - start
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        """Whether all tokens but the last one are in the index."""
         return len(self._earlier_ends) == len(tokens)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
@@ -206,9 +210,9 @@ class NgramProposer:
         self._known = 0  # length of the text at the last call
         self._guesses: list[_Guess] = []
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Index a slice of the text."""
-        self._index.update(tokens)
+    def read(self, tokens: Sequence[int], most: int) -> int:
+        """Index at most so many tokens of the text. Returns how many."""
+        return self._index.update(tokens, most)
 
     def propose(self, tokens: Sequence[int]) -> Draft:
         """Propose a chain from the text and one from the store, as a tree; empty if there is no match.
@@ -218,7 +222,8 @@ class NgramProposer:
         for guess in self._guesses:
             guess.learn(tokens)
         self._guesses = []
-        if not self._index.update(tokens):
+        self._index.update(tokens, _MOST_NEW)
+        if not self._index.is_complete(tokens):
             return NO_DRAFT
         self._guesses = [self._look_up(tokens)]
         if self._store is not None:

@@ -15,11 +15,12 @@ class Proposer(Protocol):
 
     name: ProposerName
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Prepare for a text, in a time that doesn't grow with it. Called while the target reads the prompt.
+    def read(self, tokens: Sequence[int], most: int) -> int:
+        """Prepare for at most so many tokens of a text, from turn to turn. Returns how many of them were new.
 
         Args:
             tokens: as in `propose`.
+            most: how many a turn has time for.
         """
         ...
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from actors.ensemble.member import MemberRow
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
+from actors.target import rows
 from actors.target.inbox import TargetInbox
 from actors.target.loop import Target
 from actors.target.planner import DraftPlanner
@@ -134,13 +135,31 @@ def by_drafter(drafted: int, accepted: int) -> dict[str, Any]:
 
 
 def test_ngrams_of_a_long_prompt_are_indexed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the second step has a draft, although no call may index all of the prompt."""
-    monkeypatch.setattr(ngram, "_SLICE", 16)
+    """So the second step has a draft, although no turn may index all of the prompt."""
+    monkeypatch.setattr(ngram, "_MOST_NEW", 4)
+    monkeypatch.setattr(rows, "_READ_AHEAD", 16)
     prompt = [token % 20 for token in range(48)]
     allowed = SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=tuple(range(20)))
     stage = Stage()
     commits = stage.send(Admit(1, prompt, len(prompt), allowed, 3, drafter=False, ngram=NgramOptions(1)))
     assert [commit.drafted for commit in commits[:2] if isinstance(commit, Commit)] == [0, 2]
+
+
+@pytest.mark.parametrize(("read_ahead", "turns"), [(48, 1), (16, 3), (6, 8)])
+def test_a_text_in_the_cache_is_indexed_in_few_turns(
+    read_ahead: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of which goes on to write a token meanwhile; the text stays the same."""
+    prompt = [token % 20 for token in range(48)]
+    allowed = SamplingParams(max_tokens=12, temperature=0, allowed_token_ids=tuple(range(20)))
+    stage = Stage()
+    expected = committed(stage.send(Admit(1, prompt, len(prompt), allowed, 0, drafter=False)))
+    monkeypatch.setattr(ngram, "_MOST_NEW", 1)
+    monkeypatch.setattr(rows, "_READ_AHEAD", read_ahead)
+    commits = stage.send(Admit(2, prompt, len(prompt), allowed, 3, drafter=False, ngram=NgramOptions(1)))
+    assert committed(commits) == expected
+    drafted = [commit.drafted for commit in commits if isinstance(commit, Commit)]
+    assert next(turn for turn, count in enumerate(drafted) if count) == turns
 
 
 def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:

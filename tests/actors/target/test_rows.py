@@ -6,8 +6,10 @@ import pytest
 
 from actors.loops.served_row import ServedRow
 from actors.model.page_tables import PageTables
+from actors.target.row import TargetRow
 from actors.target.rows import TargetRows
 from actors.wire.messages import Admit
+from decoding.drafts.ngram import NgramProposer
 from decoding.sampling.params import SamplingParams
 
 
@@ -109,3 +111,34 @@ def test_a_row_that_lends_takes_what_nobody_else_wants_but_preempts_none() -> No
     assert active(table) == [2, 3]
     table.remove(("c", 3))
     assert active(table) == [2, 1]
+
+
+def looking_up(request_id: int, length: int) -> TargetRow:
+    """Return a row whose prompt goes on as it began."""
+    prompt = [index % (length // 2) for index in range(length)]
+    admit = Admit(request_id, prompt, length, SamplingParams(max_tokens=5), 4, drafter=False)
+    return TargetRow("c", admit, acceptance=0.5, proposer=NgramProposer())
+
+
+def turns_to_draft(*rows: TargetRow) -> list[int]:
+    """Return after how many turns each row has a draft."""
+    table = TargetRows(PageTables(slots=len(rows), capacity=131_072))
+    for row in rows:
+        table.add_writer(row)
+    turns = [0] * len(rows)
+    while not all(row.trie for row in rows):
+        table.read_ahead()
+        for index, row in enumerate(rows):
+            turns[index] += not row.trie
+            row.propose()
+    return turns
+
+
+def test_proposers_read_a_long_text_in_few_turns() -> None:
+    """After a prefix that was in the cache these are steps without a draft."""
+    assert turns_to_draft(looking_up(1, 130_000)) == [8]
+
+
+def test_proposers_of_all_rows_share_what_is_read_in_a_turn_and_a_short_text_waits_for_no_long_one() -> None:
+    texts = [looking_up(1, 40_000), looking_up(2, 30_000), looking_up(3, 1000)]
+    assert turns_to_draft(*texts) == [5, 2, 1]

@@ -40,7 +40,7 @@ def growing(text: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
 def test_the_index_finds_the_longest_and_last_match(text: list[int], cuts: list[int], longest: int) -> None:
     index = TextIndex(longest)
     for state in growing(text, cuts):
-        index.update(state)
+        index.update(state, len(state))
         assert index.match(state) == naive_match(state, longest)
 
 
@@ -49,18 +49,19 @@ def test_a_long_text_is_indexed_in_slices_and_drafts_are_the_same(slice_length: 
     rng = random.Random(slice_length)
     text = [rng.randrange(9) for _ in range(300)]
     whole, sliced = NgramProposer(3), NgramProposer(3)
+    whole.read(text, len(text))
     expected = whole.propose(text)
-    with mock.patch.object(ngram, "_SLICE", slice_length):
+    with mock.patch.object(ngram, "_MOST_NEW", slice_length):
         drafts = [sliced.propose(text) for _ in range(-(-299 // slice_length))]
         assert expected.tokens
         assert drafts == [Draft([], [])] * (len(drafts) - 1) + [expected]
         early = NgramProposer(3)
-        for _ in drafts:
-            early.read(text)
+        reads = [early.read(text, slice_length) for _ in range(len(drafts) + 1)]
+        assert (max(reads), sum(reads), reads[-1]) == (slice_length, 299, 0)
         assert early.propose(text) == expected
 
 
-def test_a_call_indexes_a_bounded_part_of_a_text() -> None:
+def test_a_proposal_indexes_a_bounded_part_of_a_text() -> None:
     """Counted, because times depend on the machine."""
 
     class Counting(list[int]):
@@ -73,19 +74,19 @@ def test_a_call_indexes_a_bounded_part_of_a_text() -> None:
 
     text = Counting(index % 50_000 for index in range(100_000))
     proposer = NgramProposer(draft_length=3)
-    for _ in range(60):
+    for length in (40_000, 59_000, 1000):
         Counting.read = 0
-        draft = proposer.propose(text)
-        assert Counting.read < 4000
-    assert draft.tokens == [0, 1, 2]
+        assert proposer.propose(text) == Draft([], [])
+        assert Counting.read < 2000
+        proposer.read(text, length)
+    assert proposer.propose(text).tokens == [0, 1, 2]
 
 
 def test_of_many_occurrences_the_last_are_compared() -> None:
     """The longest match is too far back; the last of the shorter ones counts."""
     text = [9, 1, 2, 5, *[8, 1, 2, 6] * 256, 9, 1, 2]
     index = TextIndex(3)
-    while not index.update(text):
-        pass
+    index.update(text, len(text))
     assert index.match(text) == (2, len(text) - 4)
     assert naive_match(text, 3) == (3, 3)
 
@@ -95,8 +96,7 @@ def test_the_index_of_a_long_text_is_small() -> None:
     text = [rng.randrange(50_000) for _ in range(32_000)]
     tracemalloc.start()
     index = TextIndex(4)
-    while not index.update(text):
-        pass
+    index.update(text, len(text))
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size < 32_000 * 160  # where hardly a pair occurs twice; n-grams of each length took 400
