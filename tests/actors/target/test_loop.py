@@ -162,6 +162,13 @@ def test_a_text_in_the_cache_is_indexed_in_few_turns(
     assert next(turn for turn, count in enumerate(drafted) if count) == turns
 
 
+def test_a_text_is_taken_over_only_by_a_request_with_the_same_prompt_length() -> None:
+    """What counts as the answer decides penalties and `min_tokens`, also where the tokens are the same."""
+    row = TargetRow("gone", Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), acceptance=0.5)
+    assert row.writes_text_of(Admit(2, PROMPT, 4, GREEDY, 0, drafter=False))
+    assert not row.writes_text_of(Admit(2, PROMPT, 3, GREEDY, 0, drafter=False))
+
+
 def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage = Stage()
     text = stage.text()
