@@ -125,6 +125,7 @@ class Admission:
     def arrive(self, key: ApiKey) -> Callable[[], None]:
         """Count a request for which there was room until it is submitted, or fails. Returns what to call then."""
         self._arriving[key] += 1
+        has_ended = False
 
         def end() -> None:
             nonlocal has_ended
@@ -135,7 +136,6 @@ class Admission:
                     del self._arriving[key]
                 self.on_change()
 
-        has_ended = False
         return end
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:

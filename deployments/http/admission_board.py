@@ -125,11 +125,10 @@ class AdmissionBoard:
         (version,) = _NUMBER.unpack_from(copied)
         if not version or version % 2 or _NUMBER.unpack_from(self._memory, start) != (version,):
             return None
-        written_s, requests, *refusal, bound, wait_s, proxy, seen, refused, reason = _NOTICE.unpack_from(
-            copied, _NUMBER.size
-        )
+        unpacked = _NOTICE.unpack_from(copied, _NUMBER.size)
+        written_s, requests, retry_s, apart_s, bound, wait_s, proxy, seen, refused, reason = unpacked
         reached = Reached(_BOUNDS[bound], reason.rstrip(b"\0").decode(errors="replace"), wait_s)
-        return Notice(written_s, requests, reached, *refusal, proxy, seen, refused)
+        return Notice(written_s, requests, reached, retry_s, apart_s, proxy, seen, refused)
 
     def refused(self, key: bytes) -> int:
         """Return how many requests the proxy has refused."""
