@@ -17,10 +17,10 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 PACKAGE = "consort"
-SHIPPED = ("actors", "decoding", "deployments", "evaluation", "training")
+SHIPPED = ("actors", "decoding", "deployments", "engine", "evaluation", "training")
 OF_THE_CHECKOUT = ("benchmarks", "cluster")
 DATA: Mapping[str, Sequence[str]] = {  # beside Python: files of a package, by patterns
-    "actors.model.native": ["kernels/*"],
+    "engine.model.native": ["kernels/*"],
     "decoding.kernels": ["*.cpp"],
     "deployments": ["*.yaml", "tokenizers/*.yaml", "ui/page/**/*"],
     "models": ["*.yaml", "*.jsonl", "requirements.txt", "*/*.json", "*/*.jsonl", "*/*.jinja", "*/*.safetensors"],

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from actors.loading.settings import load_tokenizer
 from benchmarks.comparison.figure import draw
 from benchmarks.comparison.lineup import Lineup, Options, start_lineup
 from benchmarks.comparison.run import Comparison, run_comparison
@@ -20,6 +19,7 @@ from benchmarks.inflated import inflated_target
 from benchmarks.peers.ours import measure_times, swept_lengths
 from benchmarks.peers.workload import Workload
 from benchmarks.report import write
+from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts
 
 FOLDER = click.Path(path_type=Path)

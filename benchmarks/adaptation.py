@@ -22,14 +22,14 @@ from transformers import PreTrainedModel
 from actors.adaptation.adaptation import Adaptation, AdaptationOptions
 from actors.adaptation.messages import FromLearner, Texts, ToLearner
 from actors.coordinator.request import Endpoint, Request, Statistics
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.draft_vocabulary import save_draft_vocabulary
-from actors.loading.settings import is_trimmed, load_tokenizer
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner, make_adaptation, publish_weights
 from benchmarks.report import table, write
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.draft_vocabulary import save_draft_vocabulary
+from engine.loading.settings import is_trimmed, load_tokenizer
 from training.adaptation.learner import AdaptingDrafter
 from training.drafter.start import load_student
 from training.heldout import read_prompts

@@ -20,11 +20,6 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.settings import load_tokenizer
-from actors.model.faster_layers import use_faster_layers
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from benchmarks.comparison.gpu_checks import check_graphs
 from benchmarks.comparison.run import Comparison, run_comparison
 from benchmarks.comparison.tables import as_text
@@ -38,6 +33,11 @@ from benchmarks.peers.in_process import running
 from benchmarks.peers.ours import Ours, measure_times, swept_lengths
 from benchmarks.peers.workload import Workload
 from benchmarks.report import write
+from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.settings import load_tokenizer
+from engine.model.faster_layers import use_faster_layers
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from training.heldout import read_prompts
 from training.inflate import inflate
 

@@ -21,20 +21,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from actors.drafter.chain import ChainStart, DraftChain
-from actors.heads.eagle3 import Eagle3Head
-from actors.heads.eagle3_proposer import Eagle3Proposer
-from actors.heads.proposer import Reading
-from actors.heads.sampling import DraftStart
-from actors.model.faster_layers import use_faster_layers, use_faster_parts
-from actors.model.forward_input import RowInput
-from actors.model.hidden_states import HiddenStates
-from actors.model.runner import Runner
 from benchmarks.step_budget.shapes import SHAPES, llama_config
 from decoding.drafts.calibration import RANKS
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3_proposer import Eagle3Proposer
+from engine.heads.proposer import Reading
+from engine.heads.sampling import DraftStart
+from engine.model.faster_layers import use_faster_layers, use_faster_parts
+from engine.model.forward_input import RowInput
+from engine.model.hidden_states import HiddenStates
+from engine.model.runner import Runner
 
 _ROUNDS = 15
 _CHUNK = 512

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from actors.coordinator.request import Delta, Request
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import ReplicaSpec, load_replica
 from actors.replica.roles import Role
@@ -30,6 +29,7 @@ from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.validation.strict import problem_of
+from engine.model.runner import Runner
 
 _READY_S = 0.01
 _EVENT = "data: {"

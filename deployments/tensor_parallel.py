@@ -11,8 +11,8 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
-    from actors.loading.checkpoint import ModelSpec
-    from actors.loading.tensor_parallel import Rank
+    from engine.loading.checkpoint import ModelSpec
+    from engine.loading.tensor_parallel import Rank
 
 
 class RankActor:
@@ -20,7 +20,7 @@ class RankActor:
 
     def follow(self, spec: "ModelSpec", rank: "Rank") -> None:
         """Run the same forwards as rank 0 until it stops."""
-        from actors.loading.tensor_parallel import follow_in_group
+        from engine.loading.tensor_parallel import follow_in_group
 
         follow_in_group(spec, rank)
 
@@ -32,7 +32,7 @@ def start_group(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple[
         host: this node's address for the other ranks.
         options: each actor's CPUs, GPUs, resources and environment.
     """
-    from actors.loading.tensor_parallel import Rank
+    from engine.loading.tensor_parallel import Rank
 
     with socket.create_server((host, 0)) as probe:
         port = probe.getsockname()[1]

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from actors.heads.proposer import HeadProposer, Reading
-from actors.heads.sampling import DraftStart
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
+from engine.heads.proposer import HeadProposer, Reading
+from engine.heads.sampling import DraftStart
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 _CONTEXT = 128  # tokens in the cache
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 15

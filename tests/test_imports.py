@@ -9,11 +9,12 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAYERS = ("actors", "benchmarks", "consort", "decoding", "deployments", "evaluation", "training")
+LAYERS = ("actors", "benchmarks", "consort", "decoding", "deployments", "engine", "evaluation", "training")
 MOST_FILES = 16
 WEB = {"fastapi", "starlette"}
 NOT_LOADED = {
-    "decoding": WEB | {"accelerate", "actors", "bitsandbytes", "deployments", "ray", "transformers", "zmq"},
+    "decoding": WEB | {"accelerate", "actors", "bitsandbytes", "deployments", "engine", "ray", "transformers", "zmq"},
+    "engine": WEB | {"actors", "deployments", "ray", "zmq"},
     "actors": WEB | {"deployments", "ray"},
 }
 
@@ -125,7 +126,7 @@ for names in every(main, []):
     show(main, names)
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
-HELP_NEEDS = {"actors", "click", "consort", "decoding", "deployments", "evaluation", "rich", "training"}
+HELP_NEEDS = {"actors", "click", "consort", "decoding", "deployments", "engine", "evaluation", "rich", "training"}
 
 
 def test_no_help_text_imports_more_than_the_command_line_itself() -> None:

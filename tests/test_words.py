@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("actors", "benchmarks", "cluster", "consort", "decoding", "deployments", "evaluation", "training", "tests")
+FOLDERS = (
+    "actors",
+    "benchmarks",
+    "cluster",
+    "consort",
+    "decoding",
+    "deployments",
+    "engine",
+    "evaluation",
+    "training",
+    "tests",
+)
 RIDDLES = {"at", "found", "one", "place"}  # names of variables that say nothing of what they hold
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

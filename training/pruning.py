@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from actors.loading.settings import TARGET_VOCABULARY_KEY, is_trimmed
 from decoding.errors import ConfigError
+from engine.loading.settings import TARGET_VOCABULARY_KEY, is_trimmed
 
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")  # settings with an entry for each layer
 _SHARED_LAYERS = "num_kv_shared_layers"

@@ -8,7 +8,6 @@ from typing import Literal
 
 from actors.coordinator.text_stream import Criterion
 from actors.coordinator.timeline import Timeline
-from actors.heads.spec import HeadsKind
 from actors.wire.messages import Adapter, MemberShare, MemberView
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
@@ -19,6 +18,7 @@ from decoding.prompt_positions import PromptPositions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
+from engine.heads.spec import HeadsKind
 
 # accepted: a draft token; recovered: replaces a rejected draft token; bonus: follows a fully accepted draft;
 # plain: from a step without a draft.

@@ -13,11 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actors.model.cuda_graphs import MAX_ROWS
-from actors.model.forward_input import RowInput
-from actors.model.graph_recorder import Replay, graph_sizes, record_largest_first
-from actors.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
-from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
 from decoding.drafts.chain_choices import ChainChoices
 from decoding.drafts.choice import DraftChoice
@@ -25,6 +20,11 @@ from decoding.sampling.batch import chain_settings, used_processors
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON
 from decoding.sampling.transfer import copy_into, copy_to
+from engine.model.cuda_graphs import MAX_ROWS
+from engine.model.forward_input import RowInput
+from engine.model.graph_recorder import Replay, graph_sizes, record_largest_first
+from engine.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
+from engine.model.runner import Runner
 
 # Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the
 # rest of a turn takes a fifth of a step (docs/experiments.md); on a GPU it should be more.

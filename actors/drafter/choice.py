@@ -13,7 +13,6 @@ from torch import Tensor
 
 from actors.drafter.row import DrafterRow
 from actors.drafter.tree import DraftNode
-from actors.tokenizers.draft_mapping import DraftMapping
 from decoding.drafts.calibration import RANKS
 from decoding.drafts.choice import DraftChoice
 from decoding.drafts.rejection import distributions, draw
@@ -23,6 +22,7 @@ from decoding.sampling.noise import draft_stream, gumbel, noise_key
 from decoding.sampling.sampler import process, rank
 from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import tensor_on
+from engine.tokenizers.draft_mapping import DraftMapping
 
 
 def choose(

@@ -23,13 +23,13 @@ from actors.loops.row import RowKey
 from actors.loops.row_table import PREPARING_S, RowTable
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
-from actors.model.runner import Runner
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Admit, Advance, Message, Offer, Report, ResendRequest
 from decoding.drafts.calibration import RankCalibration
 from decoding.errors import UnavailableError
 from decoding.sampling.text_table import TextTables
+from engine.model.runner import Runner
 
 Shares = Sequence[Share[DrafterRow]]
 

@@ -8,16 +8,16 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from actors.drafter.tree import DraftNode, DraftTree
 from actors.loops.row import Row
-from actors.model.forward_input import RowInput
-from actors.model.ragged_batch import MAX_BRANCHES
-from actors.model.runner import Runner
-from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.drafts.choice import DraftChoice
 from decoding.drafts.draft import Distribution
 from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History
+from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import MAX_BRANCHES
+from engine.model.runner import Runner
+from engine.tokenizers.draft_mapping import DraftMapping
 
 WIDTH = 8  # the most tokens of a row in one step
 _MAX_CACHED_NODES = 48  # per row; beyond, no more alternatives are run

@@ -3,14 +3,14 @@
 from torch import Tensor
 
 from actors.loops.served_row import ServedRow
-from actors.model.forward_input import RowInput, draft_input
-from actors.model.ragged_batch import MAX_BRANCHES
-from actors.model.runner import Runner
 from actors.wire.logits_codec import pack
 from actors.wire.logits_memory import accept
 from actors.wire.messages import Admit, Join, Joined, LogitsReply, LogitsRequest
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.sampling.params import SamplingParams
+from engine.model.forward_input import RowInput, draft_input
+from engine.model.ragged_batch import MAX_BRANCHES
+from engine.model.runner import Runner
 
 
 class MemberRow(ServedRow):

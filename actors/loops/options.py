@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.adaptation.adaptation import Adaptation
-from actors.heads.proposer import HeadProposer
 from actors.loops.grammar_jobs import LoadTokenizer
-from actors.model.runner import Runner
-from actors.tokenizers.draft_mapping import DraftMapping
-from actors.tokenizers.logits_mapping import LogitsMapping
+from engine.heads.proposer import HeadProposer
+from engine.model.runner import Runner
+from engine.tokenizers.draft_mapping import DraftMapping
+from engine.tokenizers.logits_mapping import LogitsMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,9 +7,9 @@ import sys
 from concurrent.futures import Future
 from typing import TypeVar
 
-from actors.model.forward_input import RowInput
 from actors.wire.messages import Admit
 from decoding.grammars.structure import StructureState
+from engine.model.forward_input import RowInput
 
 RowKey = tuple[str, int]  # (peer that admitted the request, request_id)
 

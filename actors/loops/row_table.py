@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import Generic
 
 from actors.loops.row import R, Row, RowKey
-from actors.model.page_tables import PageKeys, PageTables
 from actors.wire.messages import AdaptationState, Report
+from engine.model.page_tables import PageKeys, PageTables
 
 PREPARING_S = 0.002  # polling period while no row is ready
 _MAX_PASSED = 8  # rows that have no room for now, and let others enter before them

@@ -15,11 +15,11 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread
-from actors.model.cuda_streams import use_own_stream
-from actors.model.runner import Runner
 from actors.replica.roles import Loop, Role, make_loop
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
+from engine.model.cuda_streams import use_own_stream
+from engine.model.runner import Runner
 
 
 class Engine:

@@ -12,13 +12,21 @@ from transformers import PreTrainedModel
 from actors.adaptation.adaptation import Adaptation, AdaptationOptions
 from actors.adaptation.learner_process import LearnerProcess
 from actors.adaptation.messages import Begin
-from actors.heads.loader import LoadedHeads, load_heads
-from actors.heads.proposer import HeadProposer
-from actors.heads.spec import HeadsSpec
-from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.grammar_tokenizer import structure_tokenizer
-from actors.loading.lora import read_lora
-from actors.loading.memory_budget import (
+from actors.loops.options import LoopOptions
+from actors.loops.thread import LoopThread, LoopTimes
+from actors.replica.roles import Loop, Role, make_loop
+from actors.replica.weights import copy_weights
+from actors.wire.messages import Report
+from actors.wire.zmq_link import ReplicaZmqLink
+from decoding.errors import ConfigError
+from decoding.sampling import sampler
+from engine.heads.loader import LoadedHeads, load_heads
+from engine.heads.proposer import HeadProposer
+from engine.heads.spec import HeadsSpec
+from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.grammar_tokenizer import structure_tokenizer
+from engine.loading.lora import read_lora
+from engine.loading.memory_budget import (
     Bytes,
     choose_slots,
     column_bytes,
@@ -27,23 +35,15 @@ from actors.loading.memory_budget import (
     tied_output_bytes,
     weights_on_devices,
 )
-from actors.loading.settings import context_length, load_tokenizer
-from actors.loading.supported import try_out
-from actors.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
-from actors.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
-from actors.loops.options import LoopOptions
-from actors.loops.thread import LoopThread, LoopTimes
-from actors.model.cuda_graphs import graph_bytes
-from actors.model.faster_layers import use_faster_layers
-from actors.model.forward_input import RowInput
-from actors.model.lora.layers import LoraLayers
-from actors.model.runner import Runner
-from actors.replica.roles import Loop, Role, make_loop
-from actors.replica.weights import copy_weights
-from actors.wire.messages import Report
-from actors.wire.zmq_link import ReplicaZmqLink
-from decoding.errors import ConfigError
-from decoding.sampling import sampler
+from engine.loading.settings import context_length, load_tokenizer
+from engine.loading.supported import try_out
+from engine.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
+from engine.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
+from engine.model.cuda_graphs import graph_bytes
+from engine.model.faster_layers import use_faster_layers
+from engine.model.forward_input import RowInput
+from engine.model.lora.layers import LoraLayers
+from engine.model.runner import Runner
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
 _POLL_S = 0.05

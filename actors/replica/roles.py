@@ -4,10 +4,10 @@ from typing import Literal
 
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.replica.shared_weights import SharedWeightsLoop
 from actors.target.loop import Target
 from actors.wire.link import ConnectingLink
+from engine.model.runner import Runner
 
 Role = Literal["target", "drafter", "both"]
 Loop = Target | Drafter | SharedWeightsLoop

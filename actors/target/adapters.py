@@ -9,11 +9,11 @@ from operator import attrgetter
 
 import torch
 
-from actors.loading.lora import LoraWeights, read_lora
 from actors.loops.served_row import ServedRow
-from actors.model.lora.layers import LoraLayers
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError
+from engine.loading.lora import LoraWeights, read_lora
+from engine.model.lora.layers import LoraLayers
 
 
 class _Held:

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from actors.loops.served_row import ServedRow
-from actors.model.forward_input import RowInput
-from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit, Beams, Failed
 from decoding.beams.options import BeamOptions
 from decoding.beams.search import BeamSearch, beam_noise
@@ -20,6 +18,8 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling.sampler import process
+from engine.model.forward_input import RowInput
+from engine.model.page_tables import PageTables
 
 
 class BeamRow(ServedRow):

@@ -13,12 +13,12 @@ from msgspec import structs
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.row import Row, RowKey
-from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat
 from decoding.drafts.draft import ProposerName
+from engine.model.runner import Runner
 
 _TARGET, _DRAFTER = "target", "drafter"
 

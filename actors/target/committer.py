@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
-from actors.model.runner import Runner
 from actors.target.inbox import TargetInbox
 from actors.target.judge import Verdict
 from actors.target.planner import DraftPlanner
@@ -20,6 +19,7 @@ from actors.wire.messages import Commit
 from decoding.drafts.draft import Draft
 from decoding.errors import OutOfPagesError, UnavailableError
 from decoding.sampling.stopping import cut_at_stop
+from engine.model.runner import Runner
 
 
 class Committer:

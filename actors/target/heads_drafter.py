@@ -11,11 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from actors.heads.proposer import HeadProposer, Reading
-from actors.heads.sampling import DraftStart
 from actors.loops.row import RowKey
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.target.judge import Verdict
 from actors.target.row import TargetRow, Verification
 from actors.target.rows import TargetRows
@@ -23,6 +19,10 @@ from decoding.drafts.calibration import RANKS, RankCalibration
 from decoding.drafts.choice import DraftChoice
 from decoding.drafts.draft import ProposerName
 from decoding.drafts.ranked_tree import Candidates, best_tree, tree_of
+from engine.heads.proposer import HeadProposer, Reading
+from engine.heads.sampling import DraftStart
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 
 class _Ran(NamedTuple):

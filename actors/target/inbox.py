@@ -11,14 +11,12 @@ from actors.ensemble.member import MemberRow
 from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
-from actors.model.runner import Runner
 from actors.target.adapters import AdapterTable
 from actors.target.beams import BeamRow
 from actors.target.leader import EnsembleLeader
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
 from actors.target.rows import TargetRows
-from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.messages import (
     Admit,
     AttachDrafter,
@@ -38,6 +36,8 @@ from actors.wire.messages import (
 from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramProposers
 from decoding.errors import InvalidRequestError, UnavailableError
+from engine.model.runner import Runner
+from engine.tokenizers.logits_mapping import LogitsMapping
 
 _log = logging.getLogger(__name__)
 

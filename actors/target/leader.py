@@ -10,7 +10,6 @@ import torch
 
 from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row import Row
-from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.wire.link import ConnectingLink
 from actors.wire.logits_codec import LogitsTransport, unpack
@@ -28,6 +27,7 @@ from actors.wire.messages import (
 )
 from actors.wire.shared_memory import SharedOffer
 from decoding.errors import ConsortError, UnavailableError
+from engine.model.runner import Runner
 
 Send = Callable[[str, Message], None]
 MemberMessage = Joined | LogitsReply | MemberLost | Failed

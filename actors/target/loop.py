@@ -19,9 +19,6 @@ from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput, with_adapter
-from actors.model.runner import Runner
-from actors.model.step_timer import StepTimer
 from actors.target.adapters import AdapterTable
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.committer import Committer
@@ -37,6 +34,9 @@ from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.grammars.mask_threads import MaskThreads
 from decoding.sampling.text_table import TextTables
+from engine.model.forward_input import RowInput, with_adapter
+from engine.model.runner import Runner
+from engine.model.step_timer import StepTimer
 
 Shares = Sequence[Share[ServedRow]]
 

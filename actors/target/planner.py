@@ -4,12 +4,12 @@ from collections.abc import Collection, Sequence
 from copy import deepcopy
 
 from actors.loops.row import RowKey
-from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.target.speculation_trial import SpeculationTrial
 from actors.target.step_cost import StepCost, measure_step_cost
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
+from engine.model.runner import Runner
 
 _PATIENCE = 1.5  # draft latencies that a row waits for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means

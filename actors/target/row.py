@@ -8,7 +8,6 @@ from torch import Tensor
 
 from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.served_row import ServedRow
-from actors.model.forward_input import RowInput, draft_input
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.length import AcceptanceEstimate
@@ -16,6 +15,7 @@ from decoding.drafts.proposer import Proposer
 from decoding.drafts.trie import DraftTrie
 from decoding.sampling.history import History, Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
+from engine.model.forward_input import RowInput, draft_input
 
 
 class Verification(NamedTuple):

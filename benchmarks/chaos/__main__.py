@@ -16,11 +16,11 @@ from typing import Any
 import click
 
 from actors.coordinator import blocking
-from actors.loading.checkpoint import ModelSpec
 from benchmarks.chaos.faults import Fault, FaultInjector, Kind, draw
 from benchmarks.chaos.fleet import Fleet, running_fleet
 from benchmarks.chaos.load import Case, Streams, Transcript, collect, make_cases
 from benchmarks.report import table, write
+from engine.loading.checkpoint import ModelSpec
 
 _ALONE_S = 8.0  # a pause is attributed to a fault if no other fault acted for this time before it
 option = partial(click.option, show_default=True)

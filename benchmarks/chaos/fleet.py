@@ -22,9 +22,7 @@ from msgspec.structs import replace
 from transformers.utils import logging
 
 from actors.coordinator.loop import Coordinator
-from actors.loading.checkpoint import ModelSpec
 from actors.loops.thread import LoopThread
-from actors.model.thread_environment import compute_environment
 from actors.replica.replica import Replica, ReplicaSpec
 from actors.replica.roles import Role
 from actors.wire.addresses import ReplicaAddress
@@ -32,6 +30,8 @@ from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError
 from deployments.discovery import Discovery, ReplicaAddresses
+from engine.loading.checkpoint import ModelSpec
+from engine.model.thread_environment import compute_environment
 
 _ASK_S = 3.0  # time for a replica to return its address, as in deployments/replicas/address_query.py
 _GIVEN_UP_S = 12.0  # time without an answer after which a process is killed

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.settings import load_tokenizer
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConsortError
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams, Structure
+from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts
 
 PROMPTS = Path("models/heldout.jsonl")

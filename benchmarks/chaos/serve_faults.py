@@ -15,9 +15,9 @@ from typing import Any
 import click
 import psutil  # type: ignore[import-untyped]
 
-from actors.model.thread_environment import compute_environment
 from actors.replica.roles import Role
 from deployments.configuration.config import ServerConfig
+from engine.model.thread_environment import compute_environment
 
 # A verb, `kill`, `hang`, `update` or `scale`, and its object: a model, `coordinator`, `controller`, `proxy` or `all`.
 Kind = str

@@ -26,11 +26,7 @@ import torch
 
 from actors.coordinator import blocking
 from actors.coordinator.request import Delta, Request
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.grammar_tokenizer import structure_tokenizer
-from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from actors.replica.roles import Role
@@ -39,6 +35,10 @@ from benchmarks.chaos.load import Case, collect, make_cases
 from benchmarks.micro.process_memory import rss_bytes
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.grammar_tokenizer import structure_tokenizer
+from engine.loading.settings import load_tokenizer
+from engine.model.runner import Runner
 
 _DISCONNECTS = 0.4  # share of all requests
 _SETTLE_S = 30.0  # maximum time after the last client's end until all slots are free

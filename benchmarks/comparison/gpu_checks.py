@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from actors.drafter.chain import ChainStart, DraftChain
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from decoding.sampling.params import SamplingParams
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 _TOKENS = 48  # of each text
 _CHAIN = 4

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from actors.loading.checkpoint import ModelSpec
 from actors.replica.replica import load_runner
 from benchmarks.peers import huggingface
 from benchmarks.peers.alternation import Alternation, AlternationContestant
@@ -18,6 +17,7 @@ from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.processes import Consort, Models
 from benchmarks.peers.vllm import Vllm, VllmContestant
+from engine.loading.checkpoint import ModelSpec
 
 _HF_DRAFT_LENGTHS = (4, 8, None)  # None: the defaults of `generate`
 

@@ -17,9 +17,6 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from benchmarks.compression.accuracy import Outcome, Reader, outcomes
@@ -27,6 +24,9 @@ from benchmarks.compression.first_token import FirstToken, measure
 from benchmarks.compression.shortener import METHODS, Shortener
 from benchmarks.compression.task import make_task
 from deployments.compression.compressor import Compressor
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
+from engine.model.runner import Runner
 
 _RATE = 0.25  # of times to the first token
 

@@ -10,10 +10,10 @@ from statistics import fmean
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from benchmarks.compression.shortener import Prompt, Shortener
 from benchmarks.compression.task import Task
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 _ANSWER_TOKENS = 6  # of a number, and the full stop
 _CHUNK = 512  # tokens of a forward

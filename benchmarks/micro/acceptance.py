@@ -16,10 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from benchmarks.report import table
 from decoding.drafts.draft import Draft
@@ -27,6 +23,10 @@ from decoding.drafts.ngram import NgramProposer
 from decoding.drafts.rejection import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.noise import gumbel, noise_key
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from training.heldout import read_prompts
 
 _MAX_LENGTH, _PREFILL = 320, 160

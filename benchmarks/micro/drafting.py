@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors.drafter.loop import Drafter
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
-from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
@@ -23,6 +20,9 @@ from actors.wire.messages import Admit, Advance, Cancel, Offer
 from benchmarks.report import hardware
 from decoding.drafts.trie import DraftTrie
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
+from engine.model.runner import Runner
 from training.heldout import read_prompts
 
 _WARM_UP = 3  # rounds that are not counted

@@ -22,8 +22,6 @@ from transformers.utils import logging
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Endpoint
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
 from actors.loops.thread import LoopThread
 from actors.replica.replica import load_runner
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
@@ -36,6 +34,8 @@ from benchmarks.peers.workload import Workload
 from benchmarks.report import table, write
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts
 
 _PLAIN, _SPECULATED = "ensemble, plain", "ensemble, speculated"

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
 from actors.loops.thread import LoopThread
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.inflated import inflated_target
@@ -31,6 +29,8 @@ from benchmarks.peers.processes import open_replica
 from benchmarks.peers.replica import MeasuredReplica
 from benchmarks.report import write
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts
 
 _WARM_UP_S = 5.0

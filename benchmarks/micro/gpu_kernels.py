@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
-from actors.model.ragged_batch import RaggedBatch
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
+from engine.model.ragged_batch import RaggedBatch
 
 _DEVICE = "cuda"
 _HEADS, _KV_HEADS, _HEAD_DIM, _PAGE = 32, 8, 128, 16
@@ -68,7 +68,7 @@ def _time(name: str, kernel: Callable[[], object], plain: Callable[[], object], 
 
 def _attention(rows: int, width: int, columns: int) -> KernelTime:
     """torch: its fused attention over keys and values without pages or gaps, the mask built already."""
-    from actors.model.attention.triton_kernel import attend
+    from engine.model.attention.triton_kernel import attend
 
     pages = columns // _PAGE
     batch, tables = text_batch(rows, width, columns, _DEVICE)
@@ -124,7 +124,7 @@ def _choice(name: str, setting: tuple[float, float, float, float], rows: int) ->
 
 def _product(name: str, inputs: int, features: int, tokens: int) -> KernelTime:
     """torch: `linear`, whose order of summation depends on the number of tokens."""
-    from actors.model.fixed_order.linear import fixed_order_linear
+    from engine.model.fixed_order.linear import fixed_order_linear
 
     x, weight = _random(tokens, inputs), _random(features, inputs)
     dtype = torch.float32 if name == "output" else x.dtype
@@ -137,7 +137,7 @@ def _product(name: str, inputs: int, features: int, tokens: int) -> KernelTime:
 
 
 def _norm(tokens: int) -> KernelTime:
-    from actors.model.fixed_order.norm import fixed_order_rms_norm
+    from engine.model.fixed_order.norm import fixed_order_rms_norm
 
     x, weight = _random(tokens, _HIDDEN), _random(_HIDDEN)
     return _time(

@@ -23,12 +23,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
-from actors.model.attention import reference
-from actors.model.ragged_batch import RaggedBatch
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from actors.replica.roles import Role
@@ -38,6 +33,11 @@ from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import NgramOptions
 from decoding.drafts.token_tree import TokenTree
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
+from engine.model.attention import reference
+from engine.model.ragged_batch import RaggedBatch
+from engine.model.runner import Runner
 from training.heldout import read_prompts
 
 _TASKS = "Explain this:", "Go on:", "Summarise this in a few words:", "What is wrong with this?"
@@ -74,9 +74,9 @@ def _sdpa(
 
 # What to replace by what was there before, to see what it is worth.
 _WITHOUT = {
-    "logits": ("actors.model.faster_layers.replace_output_layer", lambda model: None),  # rounded to the model's type
-    "products": ("actors.model.packed_linear.has_kernel", lambda weight: False),  # computed by oneDNN
-    "attention": ("actors.model.attention.interface._implementation", lambda query, keys: _sdpa),
+    "logits": ("engine.model.faster_layers.replace_output_layer", lambda model: None),  # rounded to the model's type
+    "products": ("engine.model.packed_linear.has_kernel", lambda weight: False),  # computed by oneDNN
+    "attention": ("engine.model.attention.interface._implementation", lambda query, keys: _sdpa),
 }
 
 

@@ -20,11 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
-from actors.model.faster_layers import use_faster_layers
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from benchmarks.report import write
 from decoding.sampling.params import SamplingParams
+from engine.model.faster_layers import use_faster_layers
+from engine.model.runner import Runner
 
 _VOCAB = 4096
 _ENDPOINT = Endpoint("plain", "target", None, 0, decode=str)

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.model.faster_layers import use_faster_layers
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from benchmarks.report import write
+from engine.model.faster_layers import use_faster_layers
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 _SHORT = 160  # tokens of a short text
 _LAYERS, _HEAD_DIM = 4, 64

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 from actors.coordinator.request import Endpoint, Request
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from benchmarks.inflated import inflated_target
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts
 
 

@@ -15,13 +15,13 @@ from typing import Any, cast
 import torch
 from transformers import LlamaForCausalLM
 
-from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.memory_budget import weights_on_devices
-from actors.loading.settings import load_tokenizer
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from benchmarks.inflated import inflated_target
+from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.memory_budget import weights_on_devices
+from engine.loading.settings import load_tokenizer
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from training.acceptance import measure
 from training.heldout import read_prompts
 

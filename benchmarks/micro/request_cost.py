@@ -23,10 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta
-from actors.loading.grammar_tokenizer import structure_tokenizer
-from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
@@ -37,6 +34,9 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import CompletionRequest
+from engine.loading.grammar_tokenizer import structure_tokenizer
+from engine.loading.settings import load_tokenizer
+from engine.model.runner import Runner
 
 SIZES = (2_048, 151_936, 262_144)
 _EOS = 2

@@ -10,8 +10,6 @@ from itertools import islice
 
 from actors.coordinator.request import Statistics
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from benchmarks.peers.contestant import Activity, Contestant
 from benchmarks.peers.hosts import Host
 from benchmarks.peers.workload import Workload
@@ -20,6 +18,8 @@ from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.sampler import sample
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 
 @dataclass(slots=True)

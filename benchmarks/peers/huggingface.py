@@ -5,13 +5,13 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from actors.loading.checkpoint import ModelSpec, load_model
 from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.hosts import Host
 from benchmarks.peers.workload import Text, Workload
 from decoding.sampling.history import History
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec, load_model
 from evaluation import limits
 
 _PAD = 0

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Endpoint
 from actors.loops.thread import LoopThread
-from actors.model.runner import Runner
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from benchmarks.peers.hosts import Local
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.replica import MeasuredReplica, Role
+from engine.model.runner import Runner
 
 MakeRunner = Callable[[], Runner]  # called in the thread that will run the model
 

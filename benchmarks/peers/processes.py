@@ -11,7 +11,6 @@ from transformers.utils import logging
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Endpoint
-from actors.loading.checkpoint import ModelSpec
 from actors.loops.thread import LoopThread
 from actors.replica.replica import load_runner
 from actors.wire.addresses import ReplicaAddress
@@ -19,6 +18,7 @@ from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.peers.hosts import Child
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.replica import MeasuredReplica, Role
+from engine.loading.checkpoint import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
-from actors.model.cuda_streams import use_own_stream
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.replica.roles import Role as ReplicaRole
 from actors.replica.roles import make_loop
 from actors.wire.link import LocalLink
+from engine.model.cuda_streams import use_own_stream
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 if TYPE_CHECKING:
     from actors.wire.zmq_link import ReplicaZmqLink  # needs ZeroMQ, which a GPU machine may lack

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from actors.loading.checkpoint import ModelSpec
 from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.workload import Workload
+from engine.loading.checkpoint import ModelSpec
 
 _WORKER = Path(__file__).with_name("vllm_worker.py")
 _NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV")  # prefixes of environment variables

@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import linear_regression, mean, median
 from typing import Any
 
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import load_tokenizer
 from benchmarks.inflated import inflated_target
 from benchmarks.scaling import coordinator_cost
 from benchmarks.scaling.simulator import Scenario, rate_of_one_round
 from benchmarks.scaling.simulator_costs import TurnCosts
 from benchmarks.scaling.simulator_validation import MeasuredRun, Stage, running
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts
 
 LOCAL_LINK_S = 0.00006  # one way over TCP on one host: half of a round trip of ZeroMQ with CURVE

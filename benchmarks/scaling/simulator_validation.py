@@ -17,7 +17,6 @@ from transformers.utils import logging
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.drafter.loop import Drafter
-from actors.loading.checkpoint import ModelSpec
 from actors.loops.thread import LoopThread, LoopTimes
 from actors.replica.replica import load_runner
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
@@ -25,6 +24,7 @@ from benchmarks.peers.hosts import Child
 from benchmarks.peers.replica import MeasuredReplica, Role
 from decoding.drafts.calibration import RankCalibration
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
 
 _Event = tuple[float, int, Delta]  # seconds, stream, delta
 

@@ -3,11 +3,11 @@
 from statistics import median
 
 from actors.drafter.chain import ChainStart, DraftChain
-from actors.model.forward_input import RowInput
 from benchmarks.step_budget.host_clock import HostClock
 from benchmarks.step_budget.metered_runner import MeteredRunner
 from benchmarks.step_budget.stage import WARM_UPS, Load
 from benchmarks.step_budget.traffic import Traffic
+from engine.model.forward_input import RowInput
 
 
 class ChainStage:

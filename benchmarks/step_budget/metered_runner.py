@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from actors.model.attention import interface
-from actors.model.forward_input import RowInput
-from actors.model.ragged_batch import RaggedBatch
-from actors.model.runner import Runner
 from benchmarks.step_budget.recorder import FakeCapture
 from benchmarks.step_budget.shapes import meta_model
 from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, storage
 from decoding.sampling import sampler
+from engine.model.attention import interface
+from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RaggedBatch
+from engine.model.runner import Runner
 
 WEIGHTS, KEYS_AND_VALUES, LOGITS = "weights", "keys and values", "logits"
 CATEGORIES = (WEIGHTS, KEYS_AND_VALUES, LOGITS, ACTIVATIONS)

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from actors.model.graph_recorder import Replay
 from benchmarks.step_budget.traffic import Meter, Traffic
+from engine.model.graph_recorder import Replay
 
 
 class FakeCapture:

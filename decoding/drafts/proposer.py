@@ -1,7 +1,7 @@
 """Who drafts, and the interface of proposers without a model: one object per request, asked after every commit.
 
 Drafters do not implement it: they run ahead on a device of their own (actors/drafter/loop.py). Nor do heads on the
-target's hidden states, which draft for all requests at once (actors/heads/proposer.py).
+target's hidden states, which draft for all requests at once (engine/heads/proposer.py).
 """
 
 from collections.abc import Sequence

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.loading.memory_rules import free_host_bytes
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import ModelConfig
+from engine.loading.memory_rules import free_host_bytes
 
 READY = 2  # requests beyond the slots, so that no slot stays empty between two requests
 _MOST_SLOTS = 64  # of a replica whose slots are `auto`

@@ -29,8 +29,8 @@ from deployments.configuration.templates import TemplateSource
 from deployments.validation.strict import StrictModel, problems_of
 
 if TYPE_CHECKING:
-    from actors.heads.spec import HeadsSpec
     from actors.replica.roles import Role
+    from engine.heads.spec import HeadsSpec
 
 _Part = TypeVar("_Part", bound=StrictModel)
 

@@ -12,7 +12,7 @@ from deployments.requests.sampling_fields import SamplingFields
 from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
-    from actors.heads.spec import HeadsSpec
+    from engine.heads.spec import HeadsSpec
 
 
 class NgramConfig(StrictModel):
@@ -50,7 +50,7 @@ class HeadsConfig(StrictModel):
 
     def spec(self, endpoint: str) -> "HeadsSpec":
         """Return what a replica loads, with the path on this machine."""
-        from actors.heads.spec import HeadsSpec
+        from engine.heads.spec import HeadsSpec
 
         values = self.model_dump() | {"path": locate(self.path)}
         return HeadsSpec(name=f"endpoints.{endpoint}.heads", **values)

@@ -15,7 +15,7 @@ from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
-    from actors.loading.checkpoint import ModelSpec
+    from engine.loading.checkpoint import ModelSpec
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout; in an installed wheel, of the package `consort`
@@ -147,13 +147,13 @@ class ModelConfig(StrictModel):
     @property
     def is_converted(self) -> bool:
         """Whether the model can be loaded on this machine as it is: no GGUF file, or one that was converted before."""
-        from actors.loading.gguf import is_converted
+        from engine.loading.gguf import is_converted
 
         return is_converted(locate(self.path), self.dtype)
 
     def spec(self, name: str) -> "ModelSpec":
         """Return what a replica loads, with the path on this machine."""
-        from actors.loading.checkpoint import ModelSpec  # imports torch, which only replicas have to
+        from engine.loading.checkpoint import ModelSpec  # imports torch, which only replicas have to
 
         shared = {field.name for field in fields(ModelSpec)} & set(type(self).model_fields)
         return ModelSpec(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.loading.gguf import hub_file, is_gguf
 from decoding.errors import ConfigError
+from engine.loading.gguf import hub_file, is_gguf
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")

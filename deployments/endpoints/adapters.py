@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 
-from actors.loading.lora import read_lora
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError, UnknownModelError
 from deployments.configuration.names import check_names
@@ -12,6 +11,7 @@ from deployments.configuration.paths import check_local, is_local
 from deployments.endpoints.adapter_registry import AdapterChange, AdapterRegistry
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.validation.strict import nearest
+from engine.loading.lora import read_lora
 
 TryOut = Callable[[ServedEndpoint], Awaitable[None]]
 

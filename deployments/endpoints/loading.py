@@ -8,18 +8,6 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint
-from actors.loading.lora import read_lora
-from actors.loading.settings import (
-    SamplingDefaults,
-    context_length,
-    is_trimmed,
-    load_end_tokens,
-    load_sampling_defaults,
-    load_tokenizer,
-    read_header,
-    vocabulary_size,
-)
-from actors.loading.tokenizer_pairs import vocabulary_of
 from actors.wire.messages import Adapter
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError
@@ -41,6 +29,18 @@ from deployments.strategies.loading import load_strategy
 from deployments.tokenizers.response_templates import kept_tokens, response_template
 from deployments.tokenizers.text_decoder import text_decoder
 from deployments.tokenizers.token_decoder import TokenDecoder
+from engine.loading.lora import read_lora
+from engine.loading.settings import (
+    SamplingDefaults,
+    context_length,
+    is_trimmed,
+    load_end_tokens,
+    load_sampling_defaults,
+    load_tokenizer,
+    read_header,
+    vocabulary_size,
+)
+from engine.loading.tokenizer_pairs import vocabulary_of
 
 _log = logging.getLogger(__name__)
 

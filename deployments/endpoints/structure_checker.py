@@ -6,10 +6,10 @@ from functools import cache
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.loading.grammar_tokenizer import structure_tokenizer
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.grammars.grammar import GrammarCompiler
 from decoding.sampling.params import Structure
+from engine.loading.grammar_tokenizer import structure_tokenizer
 
 
 class StructureChecker:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.loading.tokenizer_pairs import vocabulary_of
 from decoding.errors import ConfigError
 from decoding.tokenizers.alignment import Compatibility, compare_vocabularies
 from decoding.tokenizers.vocabulary import Vocabulary
 from deployments.configuration.endpoint import EndpointConfig
+from engine.loading.tokenizer_pairs import vocabulary_of
 
 _logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from actors.model.page_tables import PAGE_SIZE
 from deployments.endpoints.service import Service
 from deployments.http.server_status import ReplicaLoad, replica_loads
 from deployments.monitoring.exposition import with_coordinator
 from deployments.monitoring.metrics import ENDPOINT_LABELS, ENGINE
 from deployments.scaling.placement import Placement
+from engine.model.page_tables import PAGE_SIZE
 
 _REPLICA_LABELS = ("model", "role", "replica")
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.loading.memory_rules import USABLE
 from decoding.errors import ConfigError
 from deployments.planning.demand import Demand
 from deployments.planning.machine import Gpu, Machine
+from engine.loading.memory_rules import USABLE
 
 _GPU_STEPS = 10_000  # Ray counts fractions of a GPU in these
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from actors.loading.gguf import hub_file
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import PACKAGE, locate
+from engine.loading.gguf import hub_file
 
 Files = Literal["settings", "weights", "all"]
 

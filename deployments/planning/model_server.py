@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.loading.gguf import hub_file, is_gguf
 from decoding.errors import ConfigError
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
 from deployments.configuration.model import PACKAGE, locate
 from deployments.configuration.names import RESERVED
 from deployments.planning.hub import is_hub_id
 from deployments.planning.model_size import config_json
+from engine.loading.gguf import hub_file, is_gguf
 
 BUNDLED = "smollm2"  # the name of the default configuration's target
 _BUNDLED_ID = "huggingfacetb/smollm2-135m-instruct"

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.loading.gguf import converted_folder, is_gguf, local_file
 from decoding.errors import ConfigError
 from deployments.configuration.catalogue import tensors_in
 from deployments.configuration.model import ModelConfig
 from deployments.planning.demand import ModelSize
+from engine.loading.gguf import converted_folder, is_gguf, local_file
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int8": 1.0}  # of a weight, scales included

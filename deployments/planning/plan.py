@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from actors.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE
 from decoding.errors import ConfigError
 from deployments.planning.demand import Demand
 from deployments.planning.device_share import CPU, DeviceShare, share_gpus
 from deployments.planning.machine import Machine
+from engine.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE
 
 GIB = 2**30
 _FEW_CORES = 8  # with fewer, a drafter alternates with its target instead of taking cores from it

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from actors.loading.gguf import is_gguf
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import ModelConfig, locate
@@ -14,6 +13,7 @@ from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
 from deployments.planning.model_size import size_of
 from deployments.planning.plan import GIB, Assignment, Plan, make_plan
+from engine.loading.gguf import is_gguf
 
 
 def plan_server(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from actors.model.thread_environment import compute_environment
 from deployments.configuration.model import ModelConfig
+from engine.model.thread_environment import compute_environment
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
 

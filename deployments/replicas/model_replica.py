@@ -14,11 +14,11 @@ from deployments.replicas.environment import actor_options, share_interpreter, u
 from deployments.tensor_parallel import start_group
 
 if TYPE_CHECKING:
-    from actors.heads.spec import HeadsSpec
     from actors.replica.roles import Role
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
     from deployments.endpoints.adapter_registry import AdapterChange
+    from engine.heads.spec import HeadsSpec
 
     Adapters = Mapping[str, AdapterChange]
 

@@ -19,16 +19,16 @@ from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE, Scripted
 
 if TYPE_CHECKING:
-    from actors.model.runner import Runner
     from actors.replica.in_process import Engine
     from actors.replica.roles import Role
+    from engine.model.runner import Runner
 
 MAX_REQUESTS = 8
 TARGET = str(ROOT / "models" / "target")
 
 
 def tiny_runner(seed: int) -> "Runner":
-    from actors.model.runner import Runner
+    from engine.model.runner import Runner
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -45,10 +45,10 @@ def tiny_runner(seed: int) -> "Runner":
 
 @pytest.fixture(scope="session")
 def engine() -> "Iterator[Engine]":
-    from actors.loading.grammar_tokenizer import structure_tokenizer
-    from actors.loading.settings import load_tokenizer
     from actors.loops.options import LoopOptions
     from actors.replica.in_process import Engine
+    from engine.loading.grammar_tokenizer import structure_tokenizer
+    from engine.loading.settings import load_tokenizer
 
     replicas: dict[str, tuple[Role, Runner]] = {
         "target": ("target", tiny_runner(0)),

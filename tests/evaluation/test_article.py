@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
+from engine.model.runner import Runner
 from evaluation.article import contrastive, naive, write
 from evaluation.metrics import measure
 from evaluation.prompts import PROMPTS

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from actors.drafter.chain import ChainStart, DraftChain
-from actors.model.cuda_streams import use_own_stream
-from actors.model.faster_layers import use_faster_layers
-from actors.model.forward_input import RowInput
-from actors.model.packed_linear import GroupedLinear
-from actors.model.runner import Runner
 from decoding.drafts.choice import DraftChoice
 from decoding.sampling.params import SamplingParams
+from engine.model.cuda_streams import use_own_stream
+from engine.model.faster_layers import use_faster_layers
+from engine.model.forward_input import RowInput
+from engine.model.packed_linear import GroupedLinear
+from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

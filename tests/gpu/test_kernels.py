@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.model.attention import reference
-from actors.model.ragged_batch import RaggedBatch
 from benchmarks.micro.gpu_kernels import text_batch
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
+from engine.model.attention import reference
+from engine.model.ragged_batch import RaggedBatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -35,7 +35,7 @@ def attend(
     new: Sequence[Tensor], stores: tuple[Tensor, Tensor], tables: Tensor, batch: RaggedBatch, **options: Any
 ) -> Tensor:
     """new: query, key and value."""
-    from actors.model.attention import triton_kernel
+    from engine.model.attention import triton_kernel
 
     query, key, value = new
     return triton_kernel.attend(query, key, value, *stores, tables, batch, scale=0.09, **options)
@@ -123,7 +123,7 @@ def test_choices_from_a_large_vocabulary() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("inputs", "features"), [(4096, 6144), (576, 1000)])
 def test_products_give_a_token_the_same_bits_in_any_company(dtype: torch.dtype, inputs: int, features: int) -> None:
-    from actors.model.fixed_order.linear import fixed_order_linear
+    from engine.model.fixed_order.linear import fixed_order_linear
 
     x, weight = random(1100, inputs, dtype=dtype), random(features, inputs, seed=1, dtype=dtype) * inputs**-0.5
     together = fixed_order_linear(x, weight, out_dtype=torch.float32)
@@ -135,7 +135,7 @@ def test_products_give_a_token_the_same_bits_in_any_company(dtype: torch.dtype, 
 
 def test_a_large_product_in_a_graph_reads_what_is_there_then() -> None:
     """Its descriptors are made when it is captured."""
-    from actors.model.fixed_order.linear import fixed_order_linear
+    from engine.model.fixed_order.linear import fixed_order_linear
 
     x, other, weight = random(300, 1024), random(300, 1024, seed=2), random(1500, 1024, seed=1)
     expected = fixed_order_linear(other, weight)
@@ -149,7 +149,7 @@ def test_a_large_product_in_a_graph_reads_what_is_there_then() -> None:
 
 
 def test_norms_give_a_token_the_same_bits_in_any_company() -> None:
-    from actors.model.fixed_order.norm import fixed_order_rms_norm
+    from engine.model.fixed_order.norm import fixed_order_rms_norm
 
     x, weight = random(300, 4096), random(4096, seed=1)
     together = fixed_order_rms_norm(x, weight, 1e-6)

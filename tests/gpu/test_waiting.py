@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from actors.drafter.chain import ChainStart, DraftChain
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from tests.support.models import tiny_model
 
 pytestmark = [

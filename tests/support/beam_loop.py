@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.target.beams import BeamRow
 from actors.wire.messages import Admit, Beams, Failed
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 Asked = tuple[Sequence[int], SamplingParams, BeamOptions]  # prompt, params, options
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, PreTrainedModel
 
-from actors.heads.eagle3 import Eagle3Head
-from actors.heads.eagle3_proposer import Eagle3Proposer
-from actors.heads.medusa import MedusaHeads
-from actors.heads.proposer import Reading
-from actors.heads.sampling import DraftStart
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
 from decoding.drafts.choice import DraftChoice
 from decoding.sampling.params import SamplingParams
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3_proposer import Eagle3Proposer
+from engine.heads.medusa import MedusaHeads
+from engine.heads.proposer import Reading
+from engine.heads.sampling import DraftStart
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 
 _TEXTS = [[5, 9, 14, 3, 27, 8], [7, 1, 2], [11, 4, 9, 30]]
 STATES = (1, 2, 3)  # after how many layers of a tiny model EAGLE-3 reads

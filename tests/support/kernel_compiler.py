@@ -99,11 +99,11 @@ def _usage(cubin: bytes) -> dict[str, int]:
 
 def main() -> None:
     """Compile all kernels with the shapes of an 8 B model in bfloat16."""
-    from actors.model.attention.triton_kernel import attend
-    from actors.model.fixed_order import elementwise, linear
-    from actors.model.fixed_order.norm import fixed_order_rms_norm
     from benchmarks.micro.gpu_kernels import text_batch
     from decoding.kernels.triton_choice import choose
+    from engine.model.attention.triton_kernel import attend
+    from engine.model.fixed_order import elementwise, linear
+    from engine.model.fixed_order.norm import fixed_order_rms_norm
 
     def launch_attention(cache: torch.dtype, heads: int = 32, **options: Any) -> None:
         batch, tables = text_batch(4, 6, 2048, "cpu")

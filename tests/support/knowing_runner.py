@@ -1,4 +1,4 @@
-"""Replaces a drafter's `actors.model.runner.Runner`: no model, but it knows how the given texts continue.
+"""Replaces a drafter's `engine.model.runner.Runner`: no model, but it knows how the given texts continue.
 
 Its logits depend only on the tokens in a slot's columns, so tests also see whether rows maintain these.
 """
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.model.forward_input import RowInput
-from actors.model.kv_pages import KVPages
-from actors.model.runner import Runner
 from decoding.tokenizers.text_aligner import Speller
+from engine.model.forward_input import RowInput
+from engine.model.kv_pages import KVPages
+from engine.model.runner import Runner
 
 _SURE = 20.0
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from actors.loading.draft_vocabulary import save_draft_vocabulary
+from engine.loading.draft_vocabulary import save_draft_vocabulary
 from training.pruning import trim_vocabulary
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from actors.coordinator.request import Delta, Request
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.wire.link import Envelope, LocalLink
 from actors.wire.messages import Message
+from engine.model.runner import Runner
 
 
 class _PromptLink(LocalLink):

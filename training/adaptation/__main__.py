@@ -19,9 +19,9 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.adaptation.messages import Begin, Failed, Pause, Texts, ToLearner, Work, read_for_learner, write_message
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.draft_vocabulary import save_draft_vocabulary
-from actors.loading.settings import is_trimmed
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.draft_vocabulary import save_draft_vocabulary
+from engine.loading.settings import is_trimmed
 from training.adaptation.learner import AdaptingDrafter
 from training.distillation.vocabulary import StudentVocabulary
 from training.drafter.start import load_student

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.loading.checkpoint import ModelSpec
-from actors.loading.settings import context_length, load_end_tokens, load_tokenizer, read_header
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.settings import context_length, load_end_tokens, load_tokenizer, read_header
 from training.files import write_whole
 from training.texts import QUESTION_TOKENS, Chat, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
 

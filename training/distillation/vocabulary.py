@@ -1,7 +1,7 @@
 """The tokens of a target that a student has. Must not know about training.
 
 A trimmed student has a row for each token that it can draft, and a last row for all others
-(actors/loading/draft_vocabulary.py).
+(engine/loading/draft_vocabulary.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
-from actors.loading.settings import is_trimmed, vocabulary_size
+from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
+from engine.loading.settings import is_trimmed, vocabulary_size
 from training.texts import Chat
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.draft_vocabulary import FILE, save_draft_vocabulary
-from actors.loading.gguf import settings_folder
-from actors.loading.settings import is_trimmed, load_tokenizer, vocabulary_size
 from decoding.errors import ConfigError
+from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.draft_vocabulary import FILE, save_draft_vocabulary
+from engine.loading.gguf import settings_folder
+from engine.loading.settings import is_trimmed, load_tokenizer, vocabulary_size
 from training.distillation.vocabulary import StudentVocabulary, most_used
 from training.files import whole_folder
 from training.pruning import block_influence, decoder_layers, keep_layers, most_influential, trim_vocabulary

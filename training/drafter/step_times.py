@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from actors.loading.checkpoint import ModelSpec
 from actors.replica.replica import load_runner
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
 from evaluation.step_times import time_steps
 from training.distillation.rates import LONGEST_DRAFT
 from training.distillation.report import StepTimes

@@ -27,10 +27,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.gguf import settings_folder
-from actors.loading.settings import is_trimmed, load_tokenizer
 from decoding.errors import ConfigError
+from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.gguf import settings_folder
+from engine.loading.settings import is_trimmed, load_tokenizer
 from training.files import whole_folder
 from training.finetuning.examples import IGNORED, Example, Row, encode
 from training.lora import add_lora, merge_lora

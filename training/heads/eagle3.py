@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import LlamaConfig, PreTrainedModel
 
-from actors.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3 import Eagle3Head
 from training.distillation.lessons import Batch
 from training.distillation.vocabulary import StudentVocabulary
 from training.heads.unrolling import unroll

@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from actors.heads.checkpoint import HeadsCheckpoint
-from actors.loading.checkpoint import ModelSpec, load_model
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
+from engine.heads.checkpoint import HeadsCheckpoint
+from engine.loading.checkpoint import ModelSpec, load_model
 from training.distillation.lessons import Lessons
 from training.distillation.loop import distil
 from training.distillation.rates import held_out_rates

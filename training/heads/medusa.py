@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
-from actors.heads.medusa import MedusaHeads
+from engine.heads.medusa import MedusaHeads
 from training.distillation.lessons import Batch
 from training.distillation.vocabulary import StudentVocabulary
 

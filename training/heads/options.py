@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.heads.spec import HeadsKind
+from engine.heads.spec import HeadsKind
 from training.distillation.loop import DistillationOptions
 from training.distillation.text_stage import TargetOptions, TextOptions
 

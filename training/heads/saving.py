@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from actors.heads.eagle3 import Eagle3Head
-from actors.heads.medusa import MedusaHeads
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.medusa import MedusaHeads
 
 _WEIGHTS = "model.safetensors"
 _LAYER_KEYS = (

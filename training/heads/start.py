@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from actors.heads.checkpoint import HeadsCheckpoint, read_checkpoint
-from actors.heads.eagle3 import Eagle3Head
-from actors.heads.eagle3_layout import read_eagle3, stated_layers
-from actors.heads.medusa import MedusaHeads
-from actors.heads.spec import HeadsSpec
 from decoding.errors import ConfigError
+from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3_layout import read_eagle3, stated_layers
+from engine.heads.medusa import MedusaHeads
+from engine.heads.spec import HeadsSpec
 from training.distillation.student import Student
 from training.distillation.vocabulary import StudentVocabulary
 from training.heads.eagle3 import Eagle3Student, start_head

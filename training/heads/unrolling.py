@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from actors.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3 import Eagle3Head
 
 
 def unroll(head: Eagle3Head, features: Tensor, embeddings: Tensor, steps: int) -> Iterator[Tensor]:

@@ -12,8 +12,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError
+from engine.model.thread_environment import compute_environment
 
 if TYPE_CHECKING:
     from deployments.configuration.config import ServerConfig

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from actors.model.thread_environment import compute_environment
 from deployments.ui.commands.bench import read_prompts
+from engine.model.thread_environment import compute_environment
 from evaluation.prompts import MAX_TOKENS, PROMPTS
 
 

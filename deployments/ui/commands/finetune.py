@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from actors.model.thread_environment import compute_environment
 from deployments.ui.commands.model_path import located
+from engine.model.thread_environment import compute_environment
 
 
 @click.command(short_help="Teach a model your own chats or texts.")

@@ -12,11 +12,6 @@ import torch
 from torch import Tensor
 
 from actors.coordinator.request import Request
-from actors.heads.proposer import HeadProposer, Reading
-from actors.heads.sampling import DraftStart
-from actors.loading.checkpoint import ModelSpec
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.replica.replica import load_runner, load_with_heads
 from decoding.drafts.calibration import RANKS
 from decoding.drafts.draft import ProposerName
@@ -27,6 +22,11 @@ from decoding.sampling.sampler import sample
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import CompletionRequest
+from engine.heads.proposer import HeadProposer, Reading
+from engine.heads.sampling import DraftStart
+from engine.loading.checkpoint import ModelSpec
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from evaluation import limits
 from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step
 from evaluation.step_times import MeasuredSteps, Step, time_heads, time_steps

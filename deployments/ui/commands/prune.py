@@ -10,9 +10,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError
 from deployments.ui.commands.model_path import located
+from engine.model.thread_environment import compute_environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,9 +80,9 @@ def _prune(
     data: Path | None,
     threads: int | None,
 ) -> None:
-    from actors.loading.checkpoint import ModelSpec, load_model
-    from actors.loading.draft_vocabulary import save_draft_vocabulary
-    from actors.loading.settings import is_trimmed, load_tokenizer
+    from engine.loading.checkpoint import ModelSpec, load_model
+    from engine.loading.draft_vocabulary import save_draft_vocabulary
+    from engine.loading.settings import is_trimmed, load_tokenizer
     from training.files import whole_folder
     from training.pruning import keep_layers, most_frequent, trim_vocabulary
 

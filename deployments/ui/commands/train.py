@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from actors.model.thread_environment import compute_environment
 from deployments.ui.commands.model_path import located
 from deployments.ui.commands.student_options import StudentOptions, student_options, timed_report
+from engine.model.thread_environment import compute_environment
 
 if TYPE_CHECKING:
-    from actors.heads.spec import HeadsKind
+    from engine.heads.spec import HeadsKind
 
 
 class Layers(click.ParamType[int | tuple[int, ...]]):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actors.loading.gguf import is_gguf, settings_folder, weights_folder
 from decoding.errors import ConfigError
 from deployments.configuration.config import load_config
 from deployments.configuration.model import locate
@@ -14,6 +13,7 @@ from deployments.planning.model_server import resolve
 from deployments.planning.plan import GIB
 from deployments.ui.commands.bench import reporting
 from deployments.ui.serving.source import as_argument, default_model
+from engine.loading.gguf import is_gguf, settings_folder, weights_folder
 
 _console = Console(highlight=False)
 

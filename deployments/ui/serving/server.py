@@ -132,8 +132,8 @@ def _with_http(config: ServerConfig, **given: object) -> ServerConfig:
 
 
 def _check(config: ServerConfig) -> None:
-    from actors.loading.checkpoint import check_model  # imports torch, which takes seconds
     from deployments.endpoints.loading import load_endpoints
+    from engine.loading.checkpoint import check_model  # imports torch, which takes seconds
 
     mistakes = Mistakes()
     for name, model in config.models.items():

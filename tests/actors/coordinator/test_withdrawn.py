@@ -12,8 +12,6 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.replica.replica import Replica
 from actors.replica.roles import Role, make_loop
 from actors.wire.addresses import ReplicaAddress
@@ -21,6 +19,8 @@ from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from tests.support.models import tiny_model
 from tests.support.waiting import wait_until
 

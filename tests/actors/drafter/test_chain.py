@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from actors.drafter.loop import Drafter
-from actors.model.graph_recorder import Replay
-from actors.model.runner import Runner
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Message, Offer
 from decoding.sampling.params import SamplingParams
+from engine.model.graph_recorder import Replay
+from engine.model.runner import Runner
 from tests.support.advance import advance
 from tests.support.models import VOCAB, tiny_model
 

@@ -9,15 +9,15 @@ from transformers import AutoTokenizer
 
 from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
 from actors.drafter.loop import Drafter
-from actors.loading.tokenizer_pairs import speller_of
 from actors.loops.options import LoopOptions
-from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ResendRequest
 from decoding.drafts.trie import DraftTrie
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.text_aligner import TextAligner
+from engine.loading.tokenizer_pairs import speller_of
+from engine.tokenizers.draft_mapping import DraftMapping
 from tests.support import tokenizers
 from tests.support.advance import advance
 from tests.support.byte_level import byte_level_tokenizer

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from actors.drafter.loop import Drafter, Shares
-from actors.model.runner import Runner
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ResendRequest
 from decoding.errors import OutOfPagesError
 from decoding.sampling.params import SamplingParams
+from engine.model.runner import Runner
 from tests.support.advance import advance
 from tests.support.models import tiny_model
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
-from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.logits_codec import LogitsTransport, unpack
 from actors.wire.messages import Join, LogitsReply, LogitsRequest
 from decoding.errors import ConfigError
+from engine.tokenizers.logits_mapping import LogitsMapping
 from tests.support.byte_level import byte_level_tokenizer, byte_level_tokenizer_with_end
 from tests.support.knowing_runner import KnowingRunner
 from tests.support.tokenizers import (

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from actors.ensemble.member import MemberRow
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
 from actors.wire.messages import Join, LogitsRequest
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 
 RUNNER = Runner(tiny_model("llama-gqa"), slots=2, max_length=32, max_query=16)

@@ -5,10 +5,10 @@ from actors.loops.mailbox import Mailbox
 from actors.loops.row import Row
 from actors.loops.row_table import RowTable
 from actors.loops.thread import LoopTimes
-from actors.model.page_tables import PageTables
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Cancel, Heartbeat, Offer, Report
 from decoding.sampling.params import SamplingParams
+from engine.model.page_tables import PageTables
 
 
 class Desk:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from actors.loops.row import Row
 from actors.loops.row_table import RowTable
-from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit
 from decoding.grammars.structure import StructureState
 from decoding.sampling.params import SamplingParams
+from engine.model.page_tables import PageTables
 from tests.support.properties import repeatable
 
 
@@ -124,7 +124,7 @@ def test_a_long_prefix_is_taken_over_in_parts_and_not_computed_meanwhile() -> No
     table.add(first)
     compute(tables, first, 41)
     table.make_ready()
-    with mock.patch("actors.model.page_tables._MOST_TAKEN", 3):
+    with mock.patch("engine.model.page_tables._MOST_TAKEN", 3):
         table.add(second)
         states = [(second.cached, second.ready)]
         for _ in range(3):

@@ -14,11 +14,11 @@ from actors.loops.row import Row
 from actors.loops.row_table import RowTable
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput
-from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
+from engine.model.forward_input import RowInput
+from engine.model.page_tables import PageTables
 from tests.support.properties import repeatable
 
 

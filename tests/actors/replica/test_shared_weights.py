@@ -4,7 +4,6 @@ from msgspec.structs import replace
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.replica import shared_weights
 from actors.replica.roles import make_loop
 from actors.wire.addresses import ReplicaAddress
@@ -12,7 +11,8 @@ from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Cancel, Commit, Heartbeat, Message, Offer, Report
 from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
-from tests.engine.test_ensemble import PROMPTS, ensemble, params, reference, running, tokens
+from engine.model.runner import Runner
+from tests.in_process.test_ensemble import PROMPTS, ensemble, params, reference, running, tokens
 from tests.support.models import tiny_model
 from tests.support.waiting import wait_until, wait_until_idle
 

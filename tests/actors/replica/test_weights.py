@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.loading.checkpoint import ModelSpec
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.replica.replica import load_runner, publish_weights
 from actors.replica.weights import copy_weights
 from decoding.errors import ConfigError
+from engine.loading.checkpoint import ModelSpec
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from tests.support.models import tiny_model
 from tests.support.trimmed import copied, save_trimmed
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from actors.loading.lora import LoraWeights
 from actors.loops.served_row import ServedRow
-from actors.model.lora.layers import LoraLayers
 from actors.target.adapters import AdapterTable
 from actors.wire.messages import Adapter, Admit
 from decoding.sampling.params import SamplingParams
+from engine.loading.lora import LoraWeights
+from engine.model.lora.layers import LoraLayers
 
 
 class Stage:

@@ -10,7 +10,6 @@ import torch
 
 from actors.coordinator.request import Endpoint, Request, Statistics
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.loop import Target
@@ -21,6 +20,7 @@ from actors.wire.messages import Admit, Ensemble, Failed, Member
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
+from engine.model.runner import Runner
 from tests.support.models import tiny_model
 
 pytestmark = pytest.mark.timeout(120)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
@@ -29,6 +28,7 @@ from actors.wire.messages import Report as Reported
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
+from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 
 PROMPT = [5, 6, 7, 8]

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from actors.ensemble.member import MemberRow
 from actors.loops.options import LoopOptions
-from actors.model.runner import Runner
 from actors.target import rows
 from actors.target.inbox import TargetInbox
 from actors.target.loop import Target
@@ -38,6 +37,7 @@ from decoding.drafts.draft import Distribution
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.text_table import TextTable
+from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 from tests.support.waiting import wait_until
 

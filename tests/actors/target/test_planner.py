@@ -6,13 +6,13 @@ from typing import cast
 import pytest
 
 from actors.ensemble.rounds import EnsembleRounds
-from actors.model.runner import Runner
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
 from actors.target.step_cost import StepCost
 from actors.wire.messages import Admit, Ensemble
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.sampling.params import SamplingParams
+from engine.model.runner import Runner
 
 STEP_S = 0.030
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from actors.loops.served_row import ServedRow
-from actors.model.page_tables import PageTables
 from actors.target.row import TargetRow
 from actors.target.rows import TargetRows
 from actors.wire.messages import Admit
 from decoding.drafts.ngram import NgramProposer
 from decoding.sampling.params import SamplingParams
+from engine.model.page_tables import PageTables
 
 
 class PlainRow(ServedRow):

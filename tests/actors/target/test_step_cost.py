@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.model.runner import Runner
 from actors.target.step_cost import StepCost, measure_step_cost
+from engine.model.runner import Runner
 from tests.support.models import tiny_model
 
 

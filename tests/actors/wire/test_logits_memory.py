@@ -18,14 +18,14 @@ from actors.coordinator.blocking import generate
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Request
 from actors.loops.thread import LoopThread
-from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
 from actors.wire.logits_memory import SharedLogits, accept, offer
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.blending.params import BlendParams
-from tests.engine.test_ensemble import MODELS, PROMPTS, ensemble, params, reference, tokens
+from engine.model.runner import Runner
+from tests.in_process.test_ensemble import MODELS, PROMPTS, ensemble, params, reference, tokens
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="anonymous files are Linux's")

@@ -12,13 +12,13 @@ import pytest
 
 from actors.coordinator import blocking
 from actors.coordinator.request import Endpoint, Request
-from actors.loading.checkpoint import ModelSpec
 from benchmarks.chaos.__main__ import Pauses, as_text, judge
 from benchmarks.chaos.faults import Fault, draw
 from benchmarks.chaos.fleet import Fleet, running_fleet
 from benchmarks.chaos.load import KINDS, Case, Gap, Transcript, make_cases
 from benchmarks.chaos.proxy import Relays
 from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
 from tests.support.waiting import wait_until
 
 TARGET = Path("models/target")

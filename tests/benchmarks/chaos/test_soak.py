@@ -2,9 +2,6 @@
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
-from actors.model.faster_layers import use_faster_layers
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from benchmarks.chaos.load import Case
@@ -13,6 +10,9 @@ from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
+from engine.model.faster_layers import use_faster_layers
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 
 MODELS: dict[str, tuple[Role, str]] = {

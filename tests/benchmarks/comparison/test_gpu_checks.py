@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from actors.model.runner import Runner
 from benchmarks.comparison.gpu_checks import check_graphs
+from engine.model.runner import Runner
 from tests.support.models import tiny_model
 
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12]]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.loading.settings import load_tokenizer
 from benchmarks.compression.__main__ import main
 from benchmarks.compression.task import make_task
+from engine.loading.settings import load_tokenizer
 
 PAIR = ["--target", "models/target", "--compressor", "models/drafter"]
 SMALL = [*PAIR, "--lengths", "300", "--rates", "0.5", "--tasks", "1", "--facts", "2", "--repeats", "1"]

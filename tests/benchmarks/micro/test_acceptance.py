@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors.model.runner import Runner
 from benchmarks.micro.acceptance import Pair, Row, as_text, roll_out, ways
+from engine.model.runner import Runner
 from tests.support.models import tiny_model
 
 PROMPTS = ([1, 5, 9], [2, 7, 7, 8, 2, 7])

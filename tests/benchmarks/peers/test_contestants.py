@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from actors.model.runner import Runner
 from benchmarks.comparison import interleave
 from benchmarks.comparison.run import run_comparison
 from benchmarks.peers import vllm_worker
@@ -20,6 +19,7 @@ from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
 from benchmarks.peers.in_process import running
 from benchmarks.peers.ours import measure_times
 from benchmarks.peers.workload import Workload
+from engine.model.runner import Runner
 from tests.support import reference
 from tests.support.models import tiny_model
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.model.forward_input import RowInput
 from benchmarks.step_budget.fake_results import fake_results
 from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
 from benchmarks.step_budget.traffic import ACTIVATIONS, Traffic
+from engine.model.forward_input import RowInput
 
 ROWS, WIDTH, VOCAB = 4, 3, 1000
 COLUMNS = ROWS * 32

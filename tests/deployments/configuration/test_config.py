@@ -9,7 +9,6 @@ import yaml
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from actors.loading import settings
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config, parse_config
@@ -17,6 +16,7 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
 from deployments.configuration.names import RESERVED
+from engine.loading import settings
 
 VALID: dict[str, Any] = {
     "models": {"large": {"path": "org/large"}, "small": {"path": "org/small"}},

@@ -10,7 +10,6 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoModelForCausalLM
 
-from actors.loading.checkpoint import ModelSpec
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
@@ -19,6 +18,7 @@ from deployments.configuration.model import ROOT
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
+from engine.loading.checkpoint import ModelSpec
 from tests.support.adapters import save_adapter
 from tests.support.waiting import wait_until
 

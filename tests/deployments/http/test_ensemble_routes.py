@@ -11,8 +11,6 @@ from unittest import mock
 import pytest
 from fastapi.testclient import TestClient
 
-from actors.loading.settings import load_tokenizer
-from actors.loading.tokenizer_pairs import load_logits_mappings
 from actors.loops.options import LoopOptions
 from decoding.errors import ConfigError
 from deployments.admission.limits import Limits
@@ -22,14 +20,16 @@ from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
+from engine.loading.settings import load_tokenizer
+from engine.loading.tokenizer_pairs import load_logits_mappings
 from tests.deployments.conftest import tiny_runner
 from tests.support.permuted import permutation, permuted_model, permuted_tokenizer
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from actors.model.runner import Runner
     from actors.replica.in_process import Engine
     from actors.replica.roles import Role
+    from engine.model.runner import Runner
 
 MODELS = ["target", "member", "drafter"]
 STRATEGIES = ["rerank", "majority", "mbr", "best-of"]
@@ -250,8 +250,8 @@ def test_members_with_other_tokens_are_refused(foreign: Path) -> None:
 
 def test_members_with_other_tokens_join_through_text(foreign: Path) -> None:
     """The report is shown, the permuted copy changes no text, and an impossible blend is refused."""
-    from actors.model.runner import Runner
     from actors.replica.in_process import Engine
+    from engine.model.runner import Runner
 
     config = with_foreign(foreign, vocabulary="union")
     leader = tiny_runner(0)

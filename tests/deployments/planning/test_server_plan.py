@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from actors.loading.quantization import Quantization, weight_bytes
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.model import ROOT, ModelConfig
@@ -18,6 +17,7 @@ from deployments.planning.model_server import ModelServer
 from deployments.planning.model_size import size_of
 from deployments.planning.plan import GIB
 from deployments.planning.server_plan import demands_of, give_cluster_gpus, plan_server, planned
+from engine.loading.quantization import Quantization, weight_bytes
 from tests.support.models import tiny_model
 
 TARGET, DRAFTER = str(ROOT / "models" / "target"), str(ROOT / "models" / "drafter")

@@ -11,7 +11,6 @@ import torch
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
-from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
@@ -22,6 +21,7 @@ from deployments.strategies.deliberation import Deliberation
 from deployments.strategies.extraction import by_regex
 from deployments.strategies.options import StrategyOptions
 from deployments.strategies.progress import Outcome, Progress
+from engine.model.runner import Runner
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.support.models import VOCAB, tiny_model
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from actors.loading.checkpoint import ModelSpec, load_model
 from deployments.ui.cli import main
+from engine.loading.checkpoint import ModelSpec, load_model
 from tests.training.commands import TARGET, kill_when, run, write_target
 from training.distillation.text_stage import TargetOptions, fitted
 

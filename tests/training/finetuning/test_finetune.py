@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.settings import load_tokenizer
 from decoding.errors import ConfigError
+from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.settings import load_tokenizer
 from tests.support.models import tiny_model
 from tests.support.trimmed import save_trimmed
 from training.finetuning import finetune as module

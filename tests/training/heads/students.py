@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from actors.heads.medusa import MedusaHeads
+from engine.heads.medusa import MedusaHeads
 from tests.training.distillation.chats import TOKENS, make_chats, make_model
 from training.distillation.lessons import Lessons
 from training.distillation.vocabulary import StudentVocabulary

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from actors.heads.spec import HeadsKind, HeadsSpec
-from actors.loading.checkpoint import ModelSpec
 from actors.replica.replica import load_with_heads
 from deployments.ui.cli import main
+from engine.heads.spec import HeadsKind, HeadsSpec
+from engine.loading.checkpoint import ModelSpec
 from tests.training.commands import TARGET, kill_when, run, write_target
 
 OPTIONS = (

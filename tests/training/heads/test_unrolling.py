@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from actors.heads.eagle3 import Eagle3Head
-from actors.heads.eagle3_proposer import Eagle3Proposer
-from actors.heads.proposer import Reading
-from actors.heads.sampling import DraftStart
-from actors.model.forward_input import RowInput
-from actors.model.runner import Runner
 from decoding.sampling.params import SamplingParams
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3_proposer import Eagle3Proposer
+from engine.heads.proposer import Reading
+from engine.heads.sampling import DraftStart
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from tests.support.heads import STATES, new_eagle3
 from tests.support.models import tiny_model
 from training.heads.unrolling import unroll

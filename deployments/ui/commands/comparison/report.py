@@ -125,11 +125,11 @@ def _measure(
     samples: int,
     report: Callable[[str], None],
 ) -> list["Finding"]:
-    from actors.model.runner import Runner
     from actors.replica.in_process import Engine
     from actors.replica.replica import load_runner
     from actors.replica.roles import Role
     from deployments.ui.commands.comparison.texts import compare
+    from engine.model.runner import Runner
 
     roles = roles_in([served.config])
     replicas: dict[str, tuple[Role, Runner]] = {}

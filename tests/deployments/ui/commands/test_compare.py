@@ -14,9 +14,9 @@ from deployments.ui import cli
 from tests.deployments.conftest import tiny_runner
 
 if TYPE_CHECKING:
-    from actors.loading.checkpoint import ModelSpec
-    from actors.model.runner import Runner
     from actors.replica.roles import Role
+    from engine.loading.checkpoint import ModelSpec
+    from engine.model.runner import Runner
 
 CONFIG = str(ROOT / "deployments" / "ensemble.yaml")
 SEEDS = {"target": 0, "member": 1, "drafter": 2}

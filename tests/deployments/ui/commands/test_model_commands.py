@@ -9,10 +9,10 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from actors.loading.checkpoint import ModelSpec, load_model
 from deployments.configuration.config import parse_config
 from deployments.endpoints.loading import load_endpoints
 from deployments.ui import cli
+from engine.loading.checkpoint import ModelSpec, load_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 TARGET = str(Path("models/target").resolve())

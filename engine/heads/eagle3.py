@@ -1,0 +1,105 @@
+"""An EAGLE-3 head: one decoder layer over the target's hidden states and the tokens that followed them.
+
+Li et al., arXiv 2503.01840, section 3. The parts are transformers' own. Knows nothing of files, rows or slots.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from engine.model.attention.interface import NAME
+
+
+class Eagle3Layer(nn.Module):
+    """A Llama layer whose queries, keys and values are projected from 2 H numbers: embedding and hidden state."""
+
+    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool = False) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.norm_before_residual = norm_before_residual
+        self.hidden_norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
+        self.input_layernorm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
+        self.self_attn = LlamaAttention(config, layer_idx=0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow: nn.Linear = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None))
+        self.post_attention_layernorm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, rotary: tuple[Tensor, Tensor], **attention: Any) -> Tensor:
+        """hidden, embeddings: [1, N, H]. rotary: cosines and sines. Returns [1, N, H]."""
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)  # [1, N, 2 H]
+        attention.setdefault("attention_mask", None)
+        attended, _ = self.self_attn(both, position_embeddings=rotary, **attention)
+        residual = residual + attended
+        output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return output
+
+
+class Eagle3Head(nn.Module):
+    """Predicts token p + 2 from the target's hidden states after token p, and token p + 1.
+
+    In place of the target's hidden states it takes its own output to predict further tokens. Parameters have the names
+    of the format `speculators`.
+    """
+
+    d2t: Tensor  # [W] int64: output i is the target's token i + d2t[i]
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        target_hidden_size: int,
+        outputs: int,
+        states: int = 3,
+        norm_before_residual: bool = False,
+        own_embedding: bool = False,
+    ) -> None:
+        """
+        config: of the layer; its `vocab_size` is the target's.
+        target_hidden_size, states: the size and number of hidden states that are joined.
+        outputs: the number of tokens that it can draft, W.
+        own_embedding: whether it has an embedding of the target's tokens; otherwise it gets the target's.
+        """
+        super().__init__()
+        config._attn_implementation = NAME  # plain attention where there are no pages, as in training
+        size = config.hidden_size
+        self.feature_size = states * target_hidden_size
+        self.fc = nn.Linear(self.feature_size, size, bias=False)
+        self.embed_tokens = nn.Embedding(config.vocab_size, size) if own_embedding else None
+        self.layers = nn.ModuleList([Eagle3Layer(config, norm_before_residual=norm_before_residual)])
+        self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(size, outputs, bias=False)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.vocab_size, self.hidden_size = config.vocab_size, size
+        kv_heads = config.num_key_value_heads or config.num_attention_heads
+        head_dim = config.head_dim or size // config.num_attention_heads
+        self.column_numbers = 2 * kv_heads * head_dim  # of a token's keys and values
+        self.register_buffer("d2t", torch.zeros(outputs, dtype=torch.int64))
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, **attention: Any) -> Tensor:
+        """Return the layer's output, [1, N, H], which `logits` and the next call take.
+
+        Args:
+            hidden: [1, N, H] `fc` of the target's hidden states after tokens, or the layer's own output there.
+            embeddings: [1, N, H] of the tokens that follow these.
+            positions: [1, N] of the tokens whose hidden states they are.
+            attention: for `attend_to_pages`, or `attention_mask`.
+        """
+        rotary = self.rotary_emb(hidden, position_ids=positions)
+        output: Tensor = self.layers[0](hidden, embeddings, rotary, **attention)
+        return output
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [..., W] float logits of the tokens that it can draft, `token_ids`."""
+        logits: Tensor = self.lm_head(self.norm(hidden)).float()
+        return logits
+
+    def token_ids(self) -> Tensor:
+        """Return the tokens that it can draft, [W] int64."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t

@@ -1,0 +1,179 @@
+"""Drafts by an EAGLE-3 head, whose keys and values are one more layer in the target's pages.
+
+Column p holds the pair of the target's hidden state after token p and token p + 1. In a page that texts share, the last
+column may be that of another next token: that can only cost acceptance.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from decoding.drafts.choice import DraftChoice
+from decoding.sampling import sampler
+from decoding.sampling.transfer import tensor_on
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3_chain import Eagle3Chain, row_counts
+from engine.heads.eagle3_reader import Eagle3Reader, token_counts
+from engine.heads.proposer import Reading
+from engine.heads.sampling import DraftStart, HeadSampler
+from engine.heads.spec import HeadsKind
+from engine.model.cuda_graphs import usual_tokens
+from engine.model.forward_input import RowInput
+from engine.model.graph_recorder import GraphRecorder
+from engine.model.hidden_states import HiddenStates
+from engine.model.native.replay import replay_native_run
+from engine.model.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
+from engine.model.ragged_batch import RaggedBatch, pack_inputs, padding_row
+from engine.model.runner import Runner
+
+_LENGTH = 8  # tokens of a chain
+_TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
+
+
+class _Graphs(NamedTuple):
+    chain: Eagle3Chain
+    reader: Eagle3Reader
+    recorder: GraphRecorder
+
+
+class Eagle3Proposer:
+    """A `HeadProposer`. It drafts chains, and the alternatives to each token of a chain."""
+
+    kind: HeadsKind = "eagle3"
+    chained: bool = True
+    tree: Sequence[Sequence[int]] | None = None
+    length: int = _LENGTH
+
+    def __init__(self, head: Eagle3Head, runner: Runner) -> None:
+        """runner: the target's, which keeps the hidden states that the head reads."""
+        self._head, self._cache = head, runner.cache
+        embedding = head.embed_tokens or runner.model.get_input_embeddings()
+        assert isinstance(embedding, nn.Module)
+        self._embedding = embedding
+        self._device = head.d2t.device
+        self._outputs = len(head.d2t)
+        self._token_ids = None if self._outputs == runner.vocab_size else head.token_ids()
+        self._traced: Callable[..., Tensor] | None = None
+        # after each text's last pair, [slots + 1, H]; the last slot is for padding
+        shape = runner.cache.slots + 1, head.hidden_size
+        self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
+        self._graphs: _Graphs | None = None  # on a GPU
+        if runner.recorder is not None:
+            recorder = runner.recorder.sharing_pool()
+            parts = head, self._output, recorder, self._states
+            reader = Eagle3Reader(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
+            self._graphs = _Graphs(Eagle3Chain(*parts, length=_LENGTH, token_ids=self._token_ids), reader, recorder)
+
+    def warm_up(self) -> None:
+        """Do before the first draft what takes long: compile kernels, record graphs on a GPU, trace the head on a CPU.
+
+        Pages must be allocated and free, because some are overwritten.
+        """
+        sampler.warm_up(self._device, self._outputs, self._token_ids)
+        self._use_trace()
+        if self._graphs is not None:
+            self._add_pages()
+            self._graphs.reader.warm_up()
+            self._graphs.chain.warm_up()
+            if self._graphs.recorder.error is not None:  # then padding would cost more than it gains
+                self._graphs = None
+
+    @torch.inference_mode()
+    def _add_pages(self) -> None:
+        """Let the cache have pages for the layer, which its first call adds."""
+        tokens, positions, batch = pack_inputs([padding_row(self._cache.slots)]).copy_to(self._device).unpack()
+        self._output(self._states[:1], tokens, positions, batch)
+
+    @torch.inference_mode()
+    def _use_trace(self) -> None:
+        """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does."""
+        if self._device.type != "cpu":
+            return
+        with log_failed_trace("an EAGLE-3 head"):
+            self._output(*self._example(1).inputs)  # the first call adds the layer's pages
+            traced = trace(self._output, *map(self._example, _TRACED_TOKENS), change=replay_native_run)
+            for count in _COMPARED_TOKENS:
+                sizes, inputs = self._example(count)
+                if not torch.equal(traced(*sizes, *inputs), self._output(*inputs)):
+                    raise UntraceableError(f"it does something else with {count} tokens")
+            self._traced = traced
+        self._cache.clear_all()
+
+    def _example(self, count: int) -> Example:
+        """Return a call with so many tokens of one row."""
+        row = RowInput(0, 1, range(count))
+        self._cache.prepare_writes([(row.slot, row.start, row.end)])
+        tokens, positions, batch = pack_inputs([row]).unpack()
+        hidden = torch.randn(count, self._head.hidden_size, generator=torch.Generator().manual_seed(count))
+        return Example((count,), (hidden.to(self._states), tokens, positions, batch))
+
+    @torch.inference_mode()
+    def read(self, readings: Sequence[Reading], hidden: HiddenStates) -> None:
+        """Run the head over new tokens, whose columns the target has just written."""
+        readings = [reading for reading in readings if reading.following]
+        if not readings:
+            return
+        rows = [RowInput(reading.slot, reading.start, reading.following) for reading in readings]
+        layers_rows = [row for reading in readings for row in reading.layers_rows]
+        self._cache.flush()
+        if self._graphs is not None and self._graphs.reader.can_run(len(layers_rows)):
+            self._graphs.reader.run(rows, layers_rows, hidden.layers)
+            return
+        features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
+        tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
+        outputs = self._run(self._head.fc(features), tokens, positions, batch)  # [N, H]
+        slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
+        self._states[slots] = outputs[batch.offsets[1:] - 1]
+
+    @torch.inference_mode()
+    def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
+        """Draft a chain for each text. It writes to the columns after the last pair, which the target writes next."""
+        ranks = min(ranks, self._outputs)
+        if length > 1:
+            self._cache.prepare_writes((start.slot, start.length - 1, start.length + length - 2) for start in starts)
+        coupled = [start for start in starts if not start.params.rejects]
+        if self._graphs is None or not coupled or not self._graphs.chain.can_run(coupled, length, ranks):
+            return self._draft(starts, length, ranks)
+        chains = iter(self._graphs.chain.run(coupled, length))
+        drawn = iter(self._draft([start for start in starts if start.params.rejects], length, ranks))
+        return [next(drawn if start.params.rejects else chains) for start in starts]
+
+    def _draft(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
+        """Draft without graphs."""
+        if not starts:
+            return []
+        chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
+        rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
+        _, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
+        hidden = self._states[batch.slots]  # [B, H]
+        for step in range(length):
+            tokens = chooser.choose(self._head.logits(hidden))
+            if step + 1 < length:
+                hidden = self._run(hidden, tokens[None], positions, batch)
+                positions, batch = positions + 1, _next_column(batch)
+        return chooser.choices()
+
+    def _run(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
+        """Return the layer's output, [N, H]. hidden: [N, H]. tokens: [1, N] that follow. positions: [1, N]."""
+        if self._traced is None or len(hidden) > MAX_TRACED_TOKENS:
+            return self._output(hidden, tokens, positions, batch)
+        return self._traced(len(hidden), hidden, tokens, positions, batch)
+
+    def _output(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
+        embeddings = self._embedding(tokens).to(hidden)
+        output: Tensor = self._head(hidden[None], embeddings, positions, ragged_batch=batch, kv_pages=self._cache)
+        return output[0]
+
+
+def graph_count(slots: int, max_query: int) -> int:
+    """Return the number of a head's CUDA graphs. The arguments are those of `Runner`."""
+    return 2 * len(row_counts(slots)) + len(token_counts(usual_tokens(slots, max_query)))
+
+
+def _next_column(batch: RaggedBatch) -> RaggedBatch:
+    """Return the layout in which each row's only token comes a column later."""
+    return batch._replace(
+        lengths=batch.lengths + 1, columns=batch.columns + 1, positions=batch.positions + 1, trunks=batch.trunks + 1
+    )

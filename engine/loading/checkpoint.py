@@ -1,0 +1,275 @@
+"""Loads models and tokenizers from a local folder or the Hub, through transformers. Knows nothing of loops."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from decoding.errors import ConfigError
+from engine.loading import memory_budget
+from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
+from engine.loading.gguf import auto_dtype, is_gguf, settings_folder, weights_folder
+from engine.loading.quantization import Quantization, quantization_config, weight_bytes
+from engine.loading.settings import context_length, is_trimmed, vocabulary_size
+from engine.loading.supported import check_config, check_modules
+
+_LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
+_SHOWN_WEIGHTS = 3
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model to load, its memory and its devices."""
+
+    name: str
+    path: str  # a local folder, a .gguf file or a Hub id
+    revision: str | None = None
+    trust_remote_code: bool = False  # run Python code that comes with the checkpoint
+    safetensors_only: bool = True  # False: pickled weights too, which can run any code
+    adapter: str | None = None  # LoRA weights to merge: a local folder or a Hub id
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA weights that requests choose: paths by name
+    adapters_at_run_time: int = 0  # the most that may be loaded later, beside these
+    max_adapter_rank: int = 16
+    dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
+    quantization: Quantization | None = None
+    deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
+    kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
+    kv_tokens: int | Literal["auto"] = "auto"  # that the KV cache holds; "auto": as many as fit
+    device: str = "auto"  # "auto": a GPU if there is one, else the CPU; "balanced": all GPUs; else a torch device
+    tensor_parallel: int = 1  # devices that each layer is split over; see engine/loading/tensor_parallel.py
+    memory_bytes: int | None = None  # the most for weights and KV cache, per device; None: a share of what is free
+    slots: int | Literal["auto"] = 16  # the most requests that run at once; "auto": as many as the device runs well
+    max_length: int | None = None  # tokens of a request, prompt and output; None: as many as the model has positions
+    prefill_chunk: int = 256  # prompt tokens processed between two steps of running requests
+    threads: int | None = None  # CPU threads; None: torch's own choice
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Devices for the weights; [] if "balanced" finds no GPU."""
+        if self.device == "balanced":
+            return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        if self.device == "auto":
+            return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+        return [torch.device(self.device)]
+
+    @property
+    def adapter_slots(self) -> int:
+        """The most adapters at once."""
+        return len(self.adapters) + self.adapters_at_run_time
+
+    @property
+    def kv_torch_dtype(self) -> torch.dtype | None:
+        """dtype of the KV cache; None: the layers' own."""
+        return None if self.kv_dtype == "auto" else getattr(torch, self.kv_dtype)
+
+
+def load_model(spec: ModelSpec) -> PreTrainedModel:
+    """Load a model to its devices and merge its adapter. Drafters with a trimmed vocabulary get their target's ids.
+
+    Raises:
+        ConfigError: the checkpoint can't be loaded, lacks weights, can't be served, needs more memory than there is,
+            or has fewer positions than `max_length`.
+    """
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    config, skeleton = check_model(spec)
+    _warn_of_outliers(spec, config)
+    options: dict[str, Any] = {}
+    if spec.quantization is not None:
+        if getattr(config, "quantization_config", None) is not None:
+            raise ConfigError(f"models.{spec.name}.quantization: the checkpoint is quantised already; leave it out")
+        try:
+            options["quantization_config"] = quantization_config(spec.quantization, skeleton, spec.devices[0])
+        except ConfigError as error:
+            raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
+    token_ids = _load_draft_vocabulary(spec, config) if is_trimmed(config) else None
+    model = _load_weights(spec, options)
+    if spec.adapter is not None:
+        model = _merge_adapter(spec, model)
+    if token_ids is not None:
+        DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
+    return model
+
+
+def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
+    """Return a model's configuration and the model on the meta device, without reading weights.
+
+    Raises:
+        ConfigError: the model can't be served, needs more memory than there is, or has fewer positions than
+            `max_length`.
+    """
+    if not spec.devices:
+        raise ConfigError(f"models.{spec.name}.device is 'balanced', but there is no GPU")
+    config = load_config(spec)
+    skeleton = make_skeleton(spec, config)
+    check_memory(spec, config, skeleton, room=memory_budget.room_for_weights(spec.devices, spec.memory_bytes))
+    return config, skeleton
+
+
+def load_config(spec: ModelSpec) -> PretrainedConfig:
+    """Return a model's configuration.
+
+    Raises:
+        ConfigError: it can't be read or served, or has fewer positions than `max_length`.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            settings_folder(spec.path), revision=spec.revision, trust_remote_code=spec.trust_remote_code
+        )
+    except (*_LOAD_ERRORS, ConfigError, KeyError) as error:
+        raise _cannot_load(spec, error) from error
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if positions is not None and spec.max_length is not None and spec.max_length > positions:
+        raise ConfigError(
+            f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
+        )
+    try:
+        check_config(config, max_length=context_length(config, spec.max_length))
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+    return config
+
+
+def _load_draft_vocabulary(spec: ModelSpec, config: PretrainedConfig) -> Tensor:
+    try:
+        return load_draft_vocabulary(spec.path, config, spec.revision)
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+
+
+def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
+    """Return the model on the meta device, to check it before any memory is used.
+
+    Raises:
+        ConfigError: it can't be made or served.
+    """
+    try:
+        with torch.device("meta"):
+            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+                deepcopy(config), trust_remote_code=spec.trust_remote_code
+            )
+    except (*_LOAD_ERRORS, KeyError) as error:
+        raise _cannot_load(spec, error) from error
+    try:
+        check_modules(skeleton)
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+    return skeleton
+
+
+def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel, *, room: int) -> None:
+    """Raise ConfigError if the weights, or each device's part of them, won't fit.
+
+    Checkpoints that are already quantised are not checked. room: bytes for weights.
+    """
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    dtype = _dtype(spec, config)
+    device = spec.devices[0]
+    needed = weight_bytes(skeleton, dtype, spec.quantization, device)
+    smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None, device)} if dtype.itemsize > 2 else {}
+    kinds: tuple[Quantization, ...] = ("int8", "nf4") if spec.tensor_parallel == 1 else ()
+    smaller |= {f"quantization: {kind}": weight_bytes(skeleton, dtype, kind, device) for kind in kinds}
+    parts = {change: needed // spec.tensor_parallel for change, needed in smaller.items()}
+    memory_budget.check_weights(spec.name, needed // spec.tensor_parallel, parts, room=room)
+
+
+def _dtype(spec: ModelSpec, config: PretrainedConfig) -> torch.dtype:
+    """Return the dtype that the weights will be loaded in."""
+    if spec.dtype == "auto" and not is_gguf(spec.path):
+        return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    dtype: torch.dtype = getattr(torch, auto_dtype(spec.path, config) if spec.dtype == "auto" else spec.dtype)
+    return dtype
+
+
+def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
+    device_map = "balanced" if spec.device == "balanced" else {"": spec.devices[0]}
+    model = read_weights(spec, device_map=device_map, **options)
+    placed = set(getattr(model, "hf_device_map", {}).values())
+    if spec.device == "balanced" and placed & {"cpu", "disk"}:
+        raise ConfigError(f"models.{spec.name}.device: the weights don't fit on the {len(spec.devices)} GPUs")
+    return model
+
+
+def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
+    """Return a checkpoint's model. options: for `from_pretrained`.
+
+    Raises:
+        ConfigError: it can't be loaded, or lacks weights.
+    """
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            weights_folder(spec.path, spec.dtype),
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+            dtype=spec.dtype,
+            use_safetensors=True if spec.safetensors_only else None,
+            output_loading_info=True,
+            **options,
+        )
+    except (*_LOAD_ERRORS, ConfigError) as error:
+        raise _cannot_load(spec, error) from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} lacks {len(missing)} weights: {shown}")
+    return model
+
+
+def _merge_adapter(spec: ModelSpec, model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with LoRA weights merged into its own: Hu et al., arXiv 2106.09685, section 4.1."""
+    assert spec.adapter is not None
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigError(f"models.{spec.name}.adapter needs peft: pip install 'consort[lora]'") from error
+    try:
+        adapted = PeftModel.from_pretrained(model, spec.adapter, use_safetensors=spec.safetensors_only)
+        _check_untied(adapted)
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+    except (*_LOAD_ERRORS, KeyError, TypeError) as error:
+        raise ConfigError(f"models.{spec.name}.adapter: can't merge {spec.adapter!r}: {error}") from error
+    return merged
+
+
+def _check_untied(adapted: nn.Module) -> None:
+    """Raise ValueError if a layer with LoRA weights shares its own weights: merged, they would act on both layers."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    users = Counter(id(weights) for module in adapted.modules() for weights in module.parameters(recurse=False))
+    layers = ((name, module) for name, module in adapted.named_modules() if isinstance(module, BaseTunerLayer))
+    tied = [name for name, module in layers if users[id(module.get_base_layer().weight)] > 1]
+    if tied:
+        raise ValueError(f"{' and '.join(tied)} shares its weights with another layer (tie_word_embeddings)")
+
+
+def _warn_of_outliers(spec: ModelSpec, config: PretrainedConfig) -> None:
+    """Say so if a checkpoint chooses columns for 16 bits over all tokens of a call, as LLM.int8 does by default."""
+    stored = getattr(config, "quantization_config", None) or {}
+    settings = stored if isinstance(stored, dict) else stored.to_dict()
+    if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
+        _log.warning(
+            "models.%s.path: %s was saved as LLM.int8 with outlier columns (llm_int8_threshold above 0), so a text "
+            "depends on what else is in its batch, and on drafts; save it with llm_int8_threshold 0, or quantise the "
+            "original by `quantization: int8`",
+            *(spec.name, spec.path),
+        )
+
+
+def _cannot_load(spec: ModelSpec, error: Exception) -> ConfigError:
+    return ConfigError(f"models.{spec.name}.path: can't load {spec.path!r}: {error}")

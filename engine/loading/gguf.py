@@ -1,0 +1,310 @@
+"""Converts `.gguf` files, as llama.cpp uses them, into checkpoint folders that transformers loads.
+
+Each content is converted once and kept in a cache, wherever its file is. Knows nothing of memory or requests. torch and
+transformers are imported late, so that commands without them can ask what is converted.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from decoding.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
+_FORMAT = 4  # of the conversions; raised when they change
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers of the models of 27 B
+_SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
+    "default",  # or missing: taken for GPT-2's, as transformers does
+    "gpt-2",
+    "phi-2",
+    "mpt",
+    "olmo",
+    "jais",
+    "trillion",
+    "gigachat",
+    "exaone4",
+    "mellum",
+    "a.x-4.0",
+    "granite-docling",
+}
+_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
+_DIGITS = 16  # of a digest, in names of folders
+_FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
+_log = logging.getLogger(__name__)
+
+
+def is_gguf(path: str) -> bool:
+    """Whether a model's path names a GGUF file."""
+    return path.lower().endswith(".gguf")
+
+
+def hub_file(path: str) -> tuple[str, str] | None:
+    """Return the repository and the name of a GGUF file on the Hub, `org/name/file.gguf`; None: the path is local."""
+    match = _ON_HUB.fullmatch(path)
+    return None if match is None or Path(path).is_file() else (match[1], match[2])
+
+
+def local_file(path: str) -> Path | None:
+    """Return a GGUF file on this machine, which may be in the Hub's cache; None if it is not here."""
+    if (on_hub := hub_file(path)) is None:
+        return Path(path) if Path(path).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(*on_hub)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def settings_folder(path: str) -> str:
+    """Return a folder with the model's configuration and tokenizer: `path` itself, unless that is a GGUF file.
+
+    A tokenizer beside the file comes before the one in it. A file on the Hub is downloaded.
+
+    Raises:
+        ConfigError: the file is missing or broken, has no tokenizer, or is of an architecture that can't be read.
+    """
+    if not is_gguf(path):
+        return path
+    file = _downloaded(path)
+    return _converted(file, _settings_of(file), _save_settings)
+
+
+def weights_folder(path: str, dtype: str) -> str:
+    """Return a folder with the model's weights: `path` itself, unless that is a GGUF file.
+
+    dtype: of the stored weights, a torch dtype's name. "auto": bfloat16, or float32 where that would be slow: see
+        `auto_dtype`. They are no longer quantised.
+
+    Raises:
+        ConfigError: as in `settings_folder`, or the disk is full.
+    """
+    return _converted(_downloaded(path), dtype, partial(_save_weights, dtype=dtype)) if is_gguf(path) else path
+
+
+def is_converted(path: str, dtype: str) -> bool:
+    """Whether a model needs no conversion, because its path is no GGUF file or that was done before."""
+    file = local_file(path) if is_gguf(path) else None
+    if file is None:
+        return hub_file(path) is None
+    cache = _cache_of(file)
+    return all((cache / kind).is_dir() for kind in (_settings_of(file), dtype))
+
+
+def converted_folder(path: str, dtype: str) -> Path | None:
+    """Return the folder of a GGUF file's weights if it was converted before; None if not, or if there is no file."""
+    file = local_file(path) if is_gguf(path) else None
+    folder = None if file is None else _cache_of(file) / dtype
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def auto_dtype(path: str, config: "PretrainedConfig") -> str:
+    """Return the dtype of a GGUF file's weights for "auto", by name: as they were converted before, or would be."""
+    folder = converted_folder(path, "auto")
+    if folder is not None:
+        dtype: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dtype"]
+        return dtype
+    return "bfloat16" if _computes_bfloat16_fast(config) else "float32"
+
+
+def _downloaded(path: str) -> Path:
+    """Return the file on this machine. One in the Hub's cache is taken without asking the Hub for a newer one."""
+    on_hub, here = hub_file(path), local_file(path)
+    if on_hub is None or here is not None:
+        return here or Path(path)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(*on_hub))
+    except Exception as error:  # also those of the HTTP library
+        raise ConfigError(f"there is no file {path!r} here, and it can't be had from the Hub: {error}") from error
+
+
+def _converted(file: Path, kind: str, convert: Callable[[Path, Path], None]) -> str:
+    """Return the folder that `convert` writes for a file. It appears whole or not at all."""
+    if not file.is_file():
+        raise ConfigError("there is no such file")
+    cache = _cache_of(file)
+    folder, unfinished = cache / kind, cache / f"{kind}.unfinished"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / f"{kind}.lock"):  # several replicas may start at once
+            if not folder.is_dir():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+                _log.warning("converting %s to %s, which is done once", file, folder)
+                try:
+                    convert(file, unfinished)
+                    unfinished.rename(folder)
+                except Exception as error:
+                    raise _explained(error, cache) from error
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)
+    except Exception as error:  # what the readers of a broken file raise is not documented
+        raise ConfigError(f"{file.name} can't be converted: {error}") from error
+    return str(folder)
+
+
+def _explained(error: Exception, cache: Path) -> Exception:
+    """Return what to tell of a failed conversion."""
+    if shutil.disk_usage(cache).free < _FULL_BYTES or getattr(error, "errno", None) == errno.ENOSPC:
+        return ConfigError(f"the disk of {cache} is full ({error}); make room, or set XDG_CACHE_HOME to another folder")
+    return error
+
+
+def _cache_of(file: Path) -> Path:
+    """Return the folder of a content's conversions: copies of a file share it, as in several environments."""
+    return _caches() / f"{file.stem}-{_digest(file)[:_DIGITS]}-{_FORMAT}"
+
+
+def _caches() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consort" / "gguf"
+
+
+def _digest(file: Path) -> str:
+    """Return the digest of a file's content. It is kept for the file's path, size and time: large files take long."""
+    status = file.stat()
+    state = hashlib.sha256(f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode())
+    kept = _caches() / "digests" / state.hexdigest()[:_DIGITS]
+    with suppress(OSError):
+        return kept.read_text()
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    with suppress(OSError):  # a cache that can't be written to
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as unfinished:
+            unfinished.write(digest)
+        Path(unfinished.name).rename(kept)
+    return digest
+
+
+def _beside(file: Path) -> list[Path]:
+    """Return the files of the tokenizer beside a GGUF file."""
+    return [other for name in _TOKENIZER_FILES if (other := file.parent / name).is_file()]
+
+
+def _settings_of(file: Path) -> str:
+    """Return the name of the folder of a file's settings, another one for each tokenizer beside it."""
+    digest = hashlib.sha256()
+    for other in _beside(file):
+        digest.update(f"{other.name}|{other.stat().st_size}|".encode() + other.read_bytes())
+    return f"settings-{digest.hexdigest()[:_DIGITS]}" if _beside(file) else "settings"
+
+
+def _config(file: Path, reader: "GGUFReader") -> "PretrainedConfig":
+    """Return a file's configuration, with what transformers does not read of it."""
+    from transformers import AutoConfig
+
+    from engine.loading.gguf_rope import set_positions
+
+    config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    set_positions(config, reader)
+    if config.model_type in _LARGEST_GEMMA:  # llama.cpp, too, knows the models by their layers
+        largest = config.num_hidden_layers == _LARGEST_GEMMA[config.model_type]
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if largest else config.head_dim
+    return config
+
+
+def _save_settings(file: Path, folder: Path) -> None:
+    from gguf import GGUFReader
+    from transformers import GenerationConfig
+
+    reader = GGUFReader(file)
+    config = _config(file, reader)
+    config.save_pretrained(folder)
+    generation = GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _end_tokens(reader) or generation.eos_token_id
+    generation.save_pretrained(folder)
+    beside = _beside(file)
+    for other in beside:
+        shutil.copy(other, folder)
+    if not beside:
+        _tokenizer(file, reader).save_pretrained(folder)
+
+
+def _end_tokens(reader: "GGUFReader") -> list[int]:
+    """Return the tokens that end a text, a turn or a message, as far as a file names them."""
+    fields = [reader.get_field(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(int(field.contents()) for field in fields if field is not None))
+
+
+def _tokenizer(file: Path, reader: "GGUFReader") -> "PreTrainedTokenizerBase":
+    """Return a file's own tokenizer. Transformers splits texts as GPT-2 does where it does not know better."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    backend = tokenizer.backend_tokenizer
+    field = reader.get_field("tokenizer.ggml.pre")
+    split = "default" if field is None else field.contents()
+    if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) or split in _SPLIT_AS_GPT2:
+        return tokenizer
+    if split not in _DIGITS_APART:
+        raise ConfigError(
+            f"it is not known how its tokenizer splits texts (tokenizer.ggml.pre is {split}); "
+            "put the model's tokenizer.json and tokenizer_config.json beside it"
+        )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    return tokenizer
+
+
+def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:
+    """Whether bfloat16 is fast here. CPUs without instructions for it need our kernel, which computes no experts."""
+    import torch
+
+    from engine.model.native.linear import has_kernel
+
+    if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return True
+    if not has_kernel(torch.empty(2, 2, dtype=torch.bfloat16)):
+        return False
+    return not any("experts" in name and value for name, value in config.to_dict().items())
+
+
+def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    config = _config(file, GGUFReader(file))
+    if dtype == "auto":
+        dtype = auto_dtype(str(file), config)
+    torch_dtype = getattr(torch, dtype)
+    result: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        config=config,
+        dtype=torch_dtype,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+    )
+    loaded, info = result
+    if info["missing_keys"]:
+        raise ConfigError(f"it lacks {len(info['missing_keys'])} weights, for example {min(info['missing_keys'])}")
+    config = loaded.config
+    for leftover in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(config, leftover):
+            delattr(config, leftover)
+    config.dtype = torch_dtype
+    plain = AutoModelForCausalLM.from_config(
+        config, dtype=torch_dtype
+    )  # `loaded` counts as quantised and can't be saved
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config = loaded.generation_config
+    plain.save_pretrained(folder)

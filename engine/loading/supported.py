@@ -1,0 +1,116 @@
+"""Checks whether a runner can serve a model: its configuration, its modules, and its logits for a few tokens.
+
+A runner keeps the keys and values of every token in slots, and concatenates the tokens of all rows. So the layers must
+depend on positions, keys and values only.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from decoding.errors import ConfigError
+from engine.loading.settings import length_dependent_positions
+from engine.model.forward_input import RowInput
+from engine.model.kv_pages import KVPages
+from engine.model.runner import Runner
+
+_LAYER_KINDS = {"full_attention", "sliding_attention"}
+_LENGTHS = (5, 9)  # tokens of the test's two calls
+_TOLERANCES = {torch.float32: 0.01}  # of the logits, relative to their own variation
+_LOOSE = 0.3  # for other types: rounding gives a few per cent, a text that is ignored gives 1
+
+
+def check_config(config: PretrainedConfig, *, max_length: int) -> None:
+    """Raise ConfigError if the configuration shows that a runner can't serve the model."""
+    text = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{config.model_type} models have an encoder; only decoder-only models can be served")
+    unknown = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS)
+    if unknown:
+        raise ConfigError(f"it has layers of kind {', '.join(unknown)}; only {', '.join(sorted(_LAYER_KINDS))} can run")
+    if _uses_alibi(text):
+        raise ConfigError("it biases attention by distance (ALiBi), which attention over KV slots does not support")
+    for kind, original in length_dependent_positions(text):
+        if max_length > original:
+            raise ConfigError(
+                f"its rotary positions ({kind}) change with the length of a text that exceeds {original} tokens; "
+                f"lower max_length from {max_length} to {original}, up to which they don't"
+            )
+
+
+def check_modules(model: PreTrainedModel) -> None:
+    """Raise ConfigError if the model's class or layers show that a runner can't serve it.
+
+    model: may be on the meta device.
+    """
+    name = type(model).__name__
+    if model._is_stateful:
+        raise ConfigError(f"{name} carries a state from token to token (recurrent layers), which slots do not hold")
+    if not model._can_set_attn_implementation():
+        raise ConfigError(f"{name} computes attention itself, not through transformers' AttentionInterface")
+    for path, module in model.named_modules():
+        if getattr(module, "is_causal", True) is False:
+            raise ConfigError(f"{name} is no decoder: in {path}, tokens see those that come after them")
+
+
+def try_out(model: PreTrainedModel) -> KVPages:
+    """Compare the logits of a few tokens over slots with those of the model's plain forward.
+
+    Returns the cache that was used, which shows what each layer keeps.
+
+    Raises:
+        ConfigError: the logits differ, or the model's forward does not run.
+    """
+    runner = Runner(model, slots=2, max_length=sum(_LENGTHS), max_query=max(_LENGTHS))
+    if runner.device.type == "cuda":
+        runner.use_graphs(capture=lambda run: run)
+    tokens = [(7 + 131 * position) % runner.vocab_size for position in range(sum(_LENGTHS))]
+    try:
+        expected = _plain(model, tokens)
+        actual = _over_slots(runner, tokens)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ConfigError(f"{type(model).__name__} does not run over KV slots: {error}") from error
+    possible = (expected != -torch.inf).any(dim=0)  # [V]; a drafter may lack tokens
+    actual, expected = actual[:, possible], expected[:, possible]
+    difference = float((actual - expected).norm() / (expected - expected.mean(dim=-1, keepdim=True)).norm())
+    tolerance = _LOOSE if _is_quantized(model) else _TOLERANCES.get(model.dtype, _LOOSE)
+    if not difference <= tolerance:
+        raise ConfigError(
+            f"{type(model).__name__} gives other logits over KV slots than without: they differ by "
+            f"{difference:.1%} of their own variation, and {tolerance:.0%} would be rounding"
+        )
+    return runner.cache
+
+
+@torch.inference_mode()
+def _plain(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """Return the float32 logits [T, V] of the text, without a cache."""
+    ids = torch.tensor([tokens], device=model.device)
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits.float()
+
+
+def _over_slots(runner: Runner, tokens: list[int]) -> Tensor:
+    """Return the float32 logits [T, V] of the text in two calls, the first beside another row."""
+    first, second = _LENGTHS
+    before = runner.logits([RowInput(0, 0, tokens[:3]), RowInput(1, 0, tokens[:first])])[3:].clone()
+    after = runner.logits([RowInput(1, first, tokens[first : first + second])])
+    return torch.cat([before, after])
+
+
+def _is_quantized(model: PreTrainedModel) -> bool:
+    return getattr(model, "quantization_method", None) is not None
+
+
+def _uses_alibi(config: PretrainedConfig) -> bool:
+    """Return whether attention uses ALiBi. Bloom always does; Falcon and MPT have a switch."""
+    switches = (getattr(config, "alibi", False), getattr(getattr(config, "attn_config", None), "alibi", False))
+    return config.model_type == "bloom" or any(switches)

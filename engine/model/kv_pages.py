@@ -1,0 +1,118 @@
+"""Keys and values of all layers in pages, and the page tables that say which page holds which columns of a slot.
+
+Rollback is free: columns beyond a row's length are written again before they are read. Knows nothing of requests.
+"""
+
+import mmap
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from decoding.sampling.transfer import tensor_on
+from engine.model.page_tables import PAGE_SIZE, PageTables
+
+
+class KVPages(PageTables):
+    """The page tables and their pages: page 0, which is for padding, and those that slots share.
+
+    Column c of slot s is in page `tables[s, c // page_size]`, at offset c % page_size.
+    """
+
+    def __init__(self, *, slots: int, capacity: int, pages: int | None = None, page_size: int = PAGE_SIZE) -> None:
+        """capacity: the most columns of a slot. pages: for all slots together; None: as many as they can ever need."""
+        super().__init__(slots=slots, capacity=capacity, pages=pages, page_size=page_size)
+        self.dtype: torch.dtype | None = None  # the pages'; None: that of the states. Set it before the first call
+        # by module: keys [pages + 1, kv_heads, head_dim, page_size], values [pages + 1, kv_heads, page_size, head_dim]
+        self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
+        self._mirrors: dict[torch.device, Tensor] = {self.tables.device: self.tables}
+
+    def tables_on(self, device: torch.device) -> Tensor:
+        """Return the page tables on a device, always at the same address: [slots + 1, P] int32."""
+        if device not in self._mirrors:
+            self._mirrors[device] = self.tables.to(device)
+        return self._mirrors[device]
+
+    def add_layer(self, module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
+        """Allocate the pages of an attention module. key, value: [1, kv_heads, N, head_dim], examples of its states."""
+        pages, heads = self.allocator.pages + 1, key.shape[1]
+        self.layers[module] = (
+            _zeros((pages, heads, key.shape[3], self.page_size), key, self.dtype),
+            _zeros((pages, heads, self.page_size, value.shape[3]), value, self.dtype),
+        )
+
+    def prepare_writes(self, extents: Iterable[tuple[int, int, int]]) -> None:
+        """Reserve pages for the columns start … end - 1 of slots: slot, start, end. Call it before a forward.
+
+        Raises:
+            OutOfPagesError: too few pages are free or evictable.
+        """
+        self.reserve_all(extents)
+        self.flush()
+
+    def reserve_all(self, extents: Iterable[tuple[int, int, int]]) -> None:
+        """Do the same, but leave it to the caller to send what changed."""
+        for slot, start, end in extents:
+            self.reserve(slot, start, end)
+
+    def pop_updates(self, most: int) -> list[tuple[int, int, int]]:
+        """Return at most so many new entries of the tables (slot, index, page), which the caller sends to the device.
+
+        The rest is sent, and pages are copied.
+        """
+        entries, copies = self.pop_entries(), self.pop_copies()
+        if copies or len(entries) > most:
+            try:
+                self.apply(entries[most:], copies)
+            except torch.OutOfMemoryError:
+                self.put_back(entries, copies)
+                raise
+        return entries[:most]
+
+    def flush(self) -> None:
+        """Copy the pages that are to be copied, and send new entries of the tables to the devices."""
+        self.pop_updates(0)
+
+    @torch.inference_mode()
+    def apply(self, entries: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int]]) -> None:
+        """Write entries of the tables (slot, index, page), on every device, and copy pages (target, source)."""
+        for device, table in self._mirrors.items() if entries else ():
+            slots, indices, pages = tensor_on(device, entries, torch.int64).unbind(1)
+            table[slots, indices] = pages.int()
+        for device in self._devices() if copies else ():
+            targets, sources = tensor_on(device, copies, torch.int64).unbind(1)
+            for store in (store for stores in self.layers.values() for store in stores if store.device == device):
+                store[targets] = store[sources]
+
+    @torch.inference_mode()
+    def move(self, slot: int, source: Sequence[int], target: int) -> None:
+        """Copy the columns `source` of a slot to its columns from `target` on, in every layer. They must be its own."""
+        self.flush()
+        for device in self._devices():
+            pages, offsets = self._locate(slot, source, device)
+            target_pages, target_offsets = self._locate(slot, range(target, target + len(source)), device)
+            for keys, values in self.layers.values():
+                if keys.device == device:
+                    keys[target_pages, :, :, target_offsets] = keys[pages, :, :, offsets]
+                    values[target_pages, :, target_offsets] = values[pages, :, offsets]
+
+    def _locate(self, slot: int, columns: Sequence[int], device: torch.device) -> Tensor:
+        """Return the pages of a slot's columns and the offsets in them, [2, n] int64."""
+        pages = [self.page(slot, column) for column in columns]
+        return tensor_on(device, [pages, [column % self.page_size for column in columns]], torch.int64)
+
+    def _devices(self) -> set[torch.device]:
+        return {keys.device for keys, _ in self.layers.values()}
+
+
+def _zeros(shape: Sequence[int], example: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return zeros.
+
+    On a CPU the memory is mapped anonymously. It is zero without being written, so a page of the cache takes no memory
+    before it is used, and it is aligned for any vector instruction. `torch.zeros` may write to all of its memory.
+    """
+    dtype = example.dtype if dtype is None else dtype
+    if example.device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=example.device)
+    memory = mmap.mmap(-1, torch.Size(shape).numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)

@@ -1,0 +1,74 @@
+"""Heads are tested on the target's own text when they are loaded, and refused with advice."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.errors import ConfigError
+from engine.heads.loader import load_heads
+from engine.heads.proposer import HeadProposer
+from engine.heads.spec import HeadsSpec
+from engine.model.runner import Runner
+from tests.support.heads import STATES, greedy_texts, medusa_tensors, save, trained_eagle3
+from tests.support.models import VOCAB, tiny_model
+
+TARGET = tiny_model("llama-gqa")
+TEXTS = greedy_texts(TARGET, [[(7 + 131 * index) % VOCAB] for index in range(8)], 31)
+
+
+def load(spec: HeadsSpec) -> HeadProposer:
+    runner = Runner(TARGET, slots=8, max_length=64, max_query=64)
+    loaded = load_heads(spec, TARGET)
+    loaded.prepare(runner)
+    proposer = loaded.proposer(runner)
+    assert runner.cache.allocator.used == 0
+    return proposer
+
+
+@pytest.fixture(scope="module")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eagle3")
+    head = trained_eagle3(TARGET, TEXTS, steps=100)
+    config = head.layers[0].self_attn.config  # type: ignore[union-attr]
+    config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+    return save(folder, dict(head.state_dict()))
+
+
+def spec(folder: Path, kind: str, **options: object) -> HeadsSpec:
+    return HeadsSpec(name="endpoints.e.heads", path=str(folder), kind=kind, **options)  # type: ignore[arg-type]
+
+
+def test_medusa_heads_that_know_the_target_are_taken(tmp_path: Path) -> None:
+    proposer = load(spec(save(tmp_path, medusa_tensors(TARGET, TEXTS)), "medusa", tree=[[0], [1], [0, 0]]))
+    assert (proposer.kind, proposer.length, proposer.tree) == ("medusa", 3, [[0], [1], [0, 0]])
+
+
+def test_random_heads_are_refused_unless_they_are_wanted(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(tensor.shape) for name, tensor in medusa_tensors(TARGET, TEXTS).items()}
+    folder = save(tmp_path, tensors)
+    with pytest.raises(ConfigError, match=r"endpoints\.e\.heads: \d+% of the first draft tokens .* poorly trained"):
+        load(spec(folder, "medusa"))
+    assert load(spec(folder, "medusa", min_acceptance=0.0)).kind == "medusa"
+
+
+def test_an_eagle3_head_on_the_right_layers_is_taken(eagle3: Path) -> None:
+    assert load(spec(eagle3, "eagle3", layers=STATES)).kind == "eagle3"
+
+
+def test_wrong_layers_are_refused_and_better_ones_named(eagle3: Path) -> None:
+    with pytest.raises(ConfigError, match=r"read after \[0, 1, 2\] layers.*with `layers: \[1, 2, 3\]` they are \d+%"):
+        load(spec(eagle3, "eagle3", layers=(0, 1, 2), min_acceptance=0.8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("eagle3", {"layers": (1, 2)}, "has 2 numbers, but the head reads 3"),
+        ("eagle3", {"layers": (1, 2, 9)}, "after 9 layers; the model has 3"),
+        ("eagle3", {"tree": [[0]]}, "static trees are for medusa"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(eagle3: Path, kind: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(spec(eagle3, kind, **options))

@@ -1,0 +1,116 @@
+"""Packed linear layers give the same result as torch's own."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from benchmarks.micro.process_memory import native_bytes
+from engine.model import packed_linear as modules
+from engine.model.faster_layers import use_faster_layers
+from engine.model.forward_input import RowInput
+from engine.model.native.gated_mlp import GatedMLP
+from engine.model.native.library import library
+from engine.model.native.linear import NativeLinear
+from engine.model.native.norm import TorchRMSNorm
+from engine.model.packed_linear import JoinedLinear, PackedLinear, _largest_group, packed_linear, padded_size
+from engine.model.runner import Runner
+from tests.support.models import CONFIGS, tiny_model
+from tests.support.processors import FAST_DTYPES, needs_bfloat16
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 40])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 2e-2, marks=needs_bfloat16)]
+)
+def test_a_packed_layer_equals_the_layer(dtype: torch.dtype, tolerance: float, bias: bool, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    linear = nn.Linear(48, 96, bias=bias, dtype=dtype).requires_grad_(False)
+    for parameter in linear.parameters():
+        parameter.normal_(std=0.2, generator=generator)
+    x = torch.randn(1, tokens, 48, generator=generator).to(dtype)
+    torch.testing.assert_close(PackedLinear(linear.weight, linear.bias)(x), linear(x), atol=tolerance, rtol=tolerance)
+
+
+def test_replacements_on_a_gpu_compute_the_same() -> None:
+    """Run on the CPU here."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 5, 48, generator=generator)
+    parts = [nn.Linear(48, size).requires_grad_(False) for size in (32, 16, 16)]
+    joined = JoinedLinear(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+    torch.testing.assert_close(joined(x), torch.cat([part(x) for part in parts], dim=-1))
+    norm = LlamaRMSNorm(48, eps=1e-5)
+    torch.testing.assert_close(TorchRMSNorm(norm.weight, 1e-5)(x), norm(x))
+
+
+@pytest.mark.parametrize("kernel", [NativeLinear, PackedLinear])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_packed_model_gives_the_same_logits(
+    family: str, kernel: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By our kernel, and by oneDNN, which pads."""
+    if kernel is PackedLinear:
+        monkeypatch.setattr(modules, "has_kernel", lambda weight: False)
+    rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
+    expected = Runner(tiny_model(family), slots=3, max_length=16, max_query=8).logits(rows)
+    model = tiny_model(family)
+    use_faster_layers(model)
+    kinds = {type(module) for module in model.modules()} & {nn.Linear, NativeLinear, PackedLinear}
+    assert kinds == {kernel}
+    native = library() is not None and family in ("llama", "llama-gqa", "qwen3", "mistral", "mistral-window")
+    assert any(isinstance(module, GatedMLP) for module in model.modules()) == native
+    assert any("forward" in vars(module) for module in model.modules()) >= native  # native rotation
+    logits = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
+    torch.testing.assert_close(logits, expected, atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.parametrize(("layers", "padded"), [("ours", 17), ("oneDNN's", 18), ("torch's", 18)])
+def test_batches_are_padded_for_layers_that_need_it(layers: str, padded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if layers == "oneDNN's":
+        monkeypatch.setattr(modules, "has_kernel", lambda weight: False)
+    model = tiny_model("llama")
+    if layers != "torch's":
+        use_faster_layers(model)
+    runner = Runner(model, slots=3, max_length=32, max_query=32)
+    runner.logits([RowInput(0, 0, [1])])
+    tokens, _, _ = runner._inputs([RowInput(0, 0, [1] * 17)])
+    assert tokens.numel() == padded
+
+
+def test_packed_layers_compute_few_numbers_of_tokens() -> None:
+    sizes = [padded_size(tokens) for tokens in range(1, 1025)]
+    assert sizes[:16] == [2, *range(2, 17)]
+    assert all(tokens <= size <= tokens * 9 / 8 for tokens, size in enumerate(sizes[1:], 2))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == 15 + 6 * 8
+
+
+@pytest.mark.parametrize("dtype", FAST_DTYPES)
+def test_padding_changes_no_bit(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    packed = PackedLinear(torch.randn(96, 176, generator=generator).to(dtype), None)
+    for tokens in (17, 33, 61, 129):
+        x = torch.randn(1, tokens, 176, generator=generator).to(dtype)
+        exact = torch.ops.mkldnn._linear_pointwise(x, packed.weight, None, "none", [], "")
+        assert torch.equal(packed(x), exact)
+
+
+def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
+    """oneDNN's cache and torch's own have an entry for each number of tokens."""
+    packed = PackedLinear(torch.randn(96, 80), None)
+    x = torch.randn(256, 80)
+    before = native_bytes()
+    for tokens in range(1, 257):
+        packed(x[:tokens])
+    assert native_bytes() - before < 60 * 2**20  # without padding more than 100 MiB
+
+
+def test_numbers_of_tokens_that_round_alike_are_found_and_used() -> None:
+    x = torch.randn(20, 80, generator=torch.Generator().manual_seed(3))
+    others = x.clone()
+    others[0] += 1
+    assert _largest_group([others[:2], x[:4], x[:8], x[:16]]) == [4, 8, 16]
+    packed = PackedLinear(torch.randn(96, 80), None)
+    for tokens in (1, 5, 8, 20):
+        assert torch.equal(packed_linear(x[:tokens], packed.weight, None, [4, 8]), packed(x[:tokens]))

@@ -1,0 +1,130 @@
+"""Quantised targets and drafters: the text is that of `generate` on the same model."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.replica.in_process import Engine
+from actors.replica.replica import load_runner
+from actors.replica.roles import Role
+from decoding.errors import ConfigError
+from decoding.sampling.params import SamplingParams
+from deployments.configuration.model import ROOT
+from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.memory_budget import weights_on_devices
+from engine.loading.quantization import Quantization, weight_bytes
+from engine.loading.settings import load_tokenizer
+from engine.model.runner import Runner
+from tests.support.models import tiny_model
+from tests.support.reference import generate
+from training.acceptance import measure
+
+KINDS: tuple[Quantization, ...] = ("nf4", "int8")
+NEW_TOKENS = 16
+CLOSE = 0.1  # between logits whose standard deviation is 3.7; quantisation amplifies rounding
+
+
+def spec(path: Path | str, **options: Any) -> ModelSpec:
+    """Return the spec of a float32 model, so that only quantisation rounds."""
+    return ModelSpec(
+        **{"name": "m", "path": str(path), "dtype": "float32", "device": "cpu", "max_length": 128, **options}
+    )
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(str(ROOT / "models/target"))
+    lines = (ROOT / "models/heldout.jsonl").read_text(encoding="utf-8").splitlines()[:6]
+    return [tokenizer.encode(json.loads(line)["prompt"])[:30] for line in lines]
+
+
+def serve(target: ModelSpec, drafter: ModelSpec | None, prompts: list[list[int]]) -> list[list[Delta]]:
+    endpoint = Endpoint("e", "target", "drafter" if drafter else None, 4, lambda tokens: "")
+    replicas: dict[str, tuple[Role, Runner]] = {"target": ("target", load_runner(target))}
+    if drafter is not None:
+        replicas["drafter"] = ("drafter", load_runner(drafter))
+    with Engine(replicas) as engine:
+        return engine.generate([Request(endpoint, prompt, params()) for prompt in prompts])
+
+
+def params() -> SamplingParams:
+    return SamplingParams(max_tokens=NEW_TOKENS, temperature=0)
+
+
+def tokens(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+@torch.no_grad()
+def gap(model: PreTrainedModel, text: list[int]) -> float:
+    """Return the difference between the two best logits after the text."""
+    best, second = model(torch.tensor([text])).logits[0, -1].topk(2).values.tolist()
+    return best - second
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantised_target_writes_what_generate_writes(kind: Quantization, prompts: list[list[int]]) -> None:
+    """A text may differ from the reference only where two logits are close."""
+    target = spec(ROOT / "models/target", quantization=kind)
+    answers = serve(target, spec(ROOT / "models/drafter"), prompts)
+    alone = load_model(target)
+    expected = generate(alone, prompts, [params()] * len(prompts))
+    differing = 0
+    for prompt, answer, reference in zip(prompts, map(tokens, answers), expected, strict=True):
+        if answer != reference:
+            position = next(i for i, pair in enumerate(zip(answer, reference, strict=True)) if pair[0] != pair[1])
+            assert gap(alone, [*prompt, *reference[:position]]) < CLOSE
+            differing += 1
+    assert differing <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantised_copy_drafts_for_its_target(kind: Quantization, prompts: list[list[int]]) -> None:
+    """How many drafts are verified depends on timing; whether they are right does not."""
+    target, copy = spec(ROOT / "models/target"), spec(ROOT / "models/target", quantization=kind)
+    alone = load_model(target)
+    answers = serve(target, copy, prompts)
+    assert list(map(tokens, answers)) == generate(alone, prompts, [params()] * len(prompts))
+    drafter, alone = cast(LlamaForCausalLM, load_model(copy)), cast(LlamaForCausalLM, alone)
+    assert measure(alone, drafter, prompts, temperature=0, new_tokens=NEW_TOKENS).argmax > 0.8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_what_was_foretold(kind: Quantization) -> None:
+    folder = ROOT / "models/target"
+    full, small = load_model(spec(folder)), load_model(spec(folder, quantization=kind))
+    used = sum(weights_on_devices(small).values())
+    assert used < 0.45 * sum(weights_on_devices(full).values())
+    predicted = weight_bytes(full, torch.float32, kind, torch.device("cpu"))
+    assert used == pytest.approx(predicted, rel=0.05)
+
+
+def test_layers_that_cpu_kernels_cannot_take_stay_as_they_are(tmp_path: Path) -> None:
+    """Layers whose dimensions, 64 or 96, are multiples of 64 are quantised."""
+    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=96).save_pretrained(tmp_path)
+    runner = load_runner(spec(tmp_path, quantization="nf4"))
+    layer = runner.model.get_submodule("model.layers.0")
+    assert type(layer.get_submodule("self_attn.o_proj")).__name__ == "Linear4bit"
+    assert type(layer.get_submodule("mlp.down_proj")).__name__ == "NativeLinear"
+
+
+def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"models\.m\.quantization: nf4 needs linear layers with dimensions that are mult"
+    ):
+        load_model(spec(tmp_path, quantization="nf4"))
+    load_runner(spec(tmp_path, quantization="int8"))
+
+
+def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> None:
+    load_model(spec(ROOT / "models/target", quantization="nf4")).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"models\.m\.quantization: the checkpoint is quantised already"):
+        load_model(spec(tmp_path, quantization="int8"))
+    runner = load_runner(spec(tmp_path))
+    assert type(runner.model.get_submodule("model.layers.0.mlp.up_proj")).__name__ == "Linear4bit"
