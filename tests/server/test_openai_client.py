@@ -122,7 +122,7 @@ def test_progress_was_shown_until_all_were_ready(server: Server) -> None:
     last = {progress.deployment: progress.state for progress in server.seen}
     assert last == {
         "Ray": "loading",
-        "Coordinator": "ready",
+        "LocalCoordinator": "ready",
         "Target-target": "ready",
         "Drafter-drafter": "ready",
     }
