@@ -17,13 +17,15 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 PACKAGE = "consort"
-SHIPPED = ("actors", "decoding", "deployments", "engine", "evaluation", "training")
+SHIPPED = ("actors", "cli", "decoding", "deployments", "engine", "evaluation", "training")
+DATA_FOLDERS = ("models", "playground")
 OF_THE_CHECKOUT = ("benchmarks", "cluster")
 DATA: Mapping[str, Sequence[str]] = {  # beside Python: files of a package, by patterns
     "engine.model.native": ["kernels/*"],
     "decoding.kernels": ["*.cpp"],
-    "deployments": ["*.yaml", "tokenizers/*.yaml", "ui/page/**/*"],
+    "deployments": ["*.yaml", "tokenizers/*.yaml"],
     "models": ["*.yaml", "*.jsonl", "requirements.txt", "*/*.json", "*/*.jsonl", "*/*.jinja", "*/*.safetensors"],
+    "playground": ["**/*"],
 }
 
 _ROOTS = re.compile(rf"({'|'.join((*SHIPPED, *OF_THE_CHECKOUT))})\b")
@@ -48,8 +50,8 @@ def wheel_layout(root: Path) -> Layout:
     """Return the layout of a wheel: `consort`, with everything else below it."""
     shipped = _packages(root, SHIPPED)
     return Layout(
-        packages=[PACKAGE, f"{PACKAGE}.models", *(f"{PACKAGE}.{name}" for name in shipped)],
-        package_dir={PACKAGE: PACKAGE, **{f"{PACKAGE}.{name}": name for name in ("models", *SHIPPED)}},
+        packages=[PACKAGE, *(f"{PACKAGE}.{name}" for name in DATA_FOLDERS), *(f"{PACKAGE}.{name}" for name in shipped)],
+        package_dir={PACKAGE: PACKAGE, **{f"{PACKAGE}.{name}": name for name in (*DATA_FOLDERS, *SHIPPED)}},
         package_data={PACKAGE: ["py.typed"], **{f"{PACKAGE}.{name}": patterns for name, patterns in DATA.items()}},
     )
 

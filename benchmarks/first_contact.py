@@ -60,7 +60,7 @@ def processor_seconds(pid: int) -> dict[str, float]:
 @contextmanager
 def serving(config: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run `consort serve` until the block ends."""
-    command = [sys.executable, "-m", "deployments", "serve", str(config), "--port", str(port)]
+    command = [sys.executable, "-m", "cli", "serve", str(config), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True, env=dict(os.environ))
     try:
         yield server

@@ -1,6 +1,6 @@
 """`python -m consort` is the `consort` command."""
 
-from deployments.__main__ import main
+from cli.__main__ import main
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAYERS = ("actors", "benchmarks", "consort", "decoding", "deployments", "engine", "evaluation", "training")
+LAYERS = ("actors", "benchmarks", "cli", "consort", "decoding", "deployments", "engine", "evaluation", "training")
 MOST_FILES = 16
 WEB = {"fastapi", "starlette"}
 NOT_LOADED = {
@@ -93,7 +93,7 @@ SLOW = {
         "torch._dynamo",
         "sympy",
     },
-    "deployments.ui.serving.server": {"torch", "transformers", "ray", "fastapi"},
+    "cli.serving.server": {"torch", "transformers", "ray", "fastapi"},
     "deployments.app": {"torch", "transformers"},  # Serve's controller and the command import it
     "deployments.http.proxy": {"torch", "transformers", "ray"},
 }
@@ -110,7 +110,7 @@ def test_a_server_starts_without_slow_imports_where_they_are_not_needed(module: 
 EVERY_HELP = """
 import contextlib, io, sys
 import click
-from deployments.ui.cli import main
+from cli.shell import main
 
 def show(command, names):
     with contextlib.redirect_stdout(io.StringIO()) as text:
@@ -126,7 +126,18 @@ for names in every(main, []):
     show(main, names)
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
-HELP_NEEDS = {"actors", "click", "consort", "decoding", "deployments", "engine", "evaluation", "rich", "training"}
+HELP_NEEDS = {
+    "actors",
+    "cli",
+    "click",
+    "consort",
+    "decoding",
+    "deployments",
+    "engine",
+    "evaluation",
+    "rich",
+    "training",
+}
 
 
 def test_no_help_text_imports_more_than_the_command_line_itself() -> None:

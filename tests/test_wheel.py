@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from setup import DATA, SHIPPED, below_consort
+from setup import DATA, DATA_FOLDERS, SHIPPED, below_consort
 from tests.support.commands import running
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def test_a_wheel_has_all_files_and_one_package(tmp_path: Path) -> None:
     built = {str(path.relative_to(tmp_path / "lib")) for path in (tmp_path / "lib").rglob("*") if path.is_file()}
     modules = {f"consort/{file.relative_to(ROOT)}" for name in SHIPPED for file in (ROOT / name).rglob("*.py")}
     own = {str(file.relative_to(ROOT)) for file in (ROOT / "consort").glob("*.py")} | {"consort/py.typed"}
-    tracked = ["git", "ls-files", *SHIPPED, "models"]
+    tracked = ["git", "ls-files", *SHIPPED, *DATA_FOLDERS]
     listed = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     data = {f"consort/{file}" for file in listed if not file.endswith((".py", ".md"))}
     assert built == modules | own | data
@@ -157,7 +157,7 @@ def test_an_installation_knows_its_files(installation: Installation) -> None:
         assert "Usage: consort" in installation.run("consort", command, "--help")
     assert "models/smollm2-eagle3" in installation.run("consort", "models")
     assert "the configuration can be served" in installation.run("consort", "serve", "--dry-run", "models/tiny.yaml")
-    prompts = "from consort.deployments.ui.commands.bench import *; print(*read_prompts(None, 1))"
+    prompts = "from consort.cli.commands.bench import *; print(*read_prompts(None, 1))"
     assert installation.run("python", "-c", prompts).strip()
     assert "Usage: consort" in installation.run("python", "-m", "consort", "--help")
 

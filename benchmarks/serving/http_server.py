@@ -52,7 +52,7 @@ class ServeProcess(ServerProcess):
         file = folder / "http-server.yaml"
         file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
         super().__init__(
-            [sys.executable, "-m", "deployments", "serve", str(file)],
+            [sys.executable, "-m", "cli", "serve", str(file)],
             ready=self._has_all,
             start_s=_START_S,
             log=folder / "http-server.log",

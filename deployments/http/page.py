@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-_FOLDER = Path(__file__).parents[1] / "ui" / "page"
+_FOLDER = Path(__file__).parents[2] / "playground"
 _PREFIX = "/page/"
 _TYPES = {
     ".html": "text/html; charset=utf-8",

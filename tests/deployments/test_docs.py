@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from cli import shell
 from deployments.configuration.access.keys import ApiKeyConfig
 from deployments.configuration.adaptation import AdaptationConfig
 from deployments.configuration.config import parse_config
@@ -20,7 +21,6 @@ from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.responses.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.requests.token_requests import TokenizeRequest
-from deployments.ui import cli
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -78,13 +78,13 @@ def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["models"], ["bench"], ["pull"]])
 def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
-    result = CliRunner().invoke(cli.main, [*command, "--help"], prog_name="consort", terminal_width=100)
+    result = CliRunner().invoke(shell.main, [*command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in CONFIGURATION, result.output
 
 
 @pytest.mark.parametrize("command", [["prune"], ["finetune"], ["train", "drafter"]])
 def test_the_help_of_commands_that_make_models_is_documented(command: list[str]) -> None:
-    result = CliRunner().invoke(cli.main, [*command, "--help"], prog_name="consort", terminal_width=100)
+    result = CliRunner().invoke(shell.main, [*command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in TRAINING, result.output
 
 

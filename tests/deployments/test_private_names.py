@@ -16,7 +16,18 @@ import pytest
 
 from deployments.configuration.model import ROOT
 
-PACKAGES = ("actors", "benchmarks", "cluster", "consort", "decoding", "deployments", "engine", "evaluation", "training")
+PACKAGES = (
+    "actors",
+    "benchmarks",
+    "cli",
+    "cluster",
+    "consort",
+    "decoding",
+    "deployments",
+    "engine",
+    "evaluation",
+    "training",
+)
 PRIVATE = {
     "ray.serve._private.api:_create_controller_and_proxy_refs",
     "ray.serve._private.common:DeploymentID",

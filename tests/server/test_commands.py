@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 LONG = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 CACHES = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # where the default model is converted, once
-COMMAND = [sys.executable, "-m", "deployments"]
+COMMAND = [sys.executable, "-m", "cli"]
 
 
 def ray_processes(group: int) -> list[int]:

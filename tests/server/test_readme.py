@@ -34,7 +34,7 @@ def port() -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-m", "deployments", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "cli", "serve", "--port", str(port)]
     with running(command, env=environment, stop=signal.SIGINT) as process:
         assert process.stdout is not None
         assert any("Ctrl-C stops the server" in line for line in process.stdout)

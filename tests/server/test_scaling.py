@@ -5,14 +5,14 @@ import time
 import pytest
 from click.testing import CliRunner, Result
 
-from deployments.ui import cli
+from cli import shell
 from tests.server.conftest import Server
 
 BODY = {"model": "consort", "prompt": "import os\n", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
 def invoke(server: Server, *arguments: str) -> Result:
-    return CliRunner().invoke(cli.main, [*arguments, "--url", server.url])
+    return CliRunner().invoke(shell.main, [*arguments, "--url", server.url])
 
 
 def scale(server: Server, model: str, replicas: int) -> str:

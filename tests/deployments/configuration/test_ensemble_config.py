@@ -7,6 +7,7 @@ import yaml
 from click.testing import CliRunner
 from pydantic import BaseModel, ValidationError
 
+from cli import shell
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.errors import ConfigError, InvalidRequestError
@@ -16,7 +17,6 @@ from deployments.configuration.ensembles import BlendConfig, StrategyConfig
 from deployments.configuration.model import ROOT
 from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.strategies.loading import load_strategy
-from deployments.ui import cli
 from deployments.validation.strict import problem_of
 from tests.deployments.test_docs import config_row
 
@@ -152,7 +152,7 @@ def test_every_key_is_documented(model: type[BaseModel]) -> None:
 
 
 def test_the_help_of_the_comparison_is_documented() -> None:
-    result = CliRunner().invoke(cli.main, ["compare", "--help"], prog_name="consort", terminal_width=100)
+    result = CliRunner().invoke(shell.main, ["compare", "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in DOCS, result.output
 
 

@@ -16,12 +16,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from cli import shell
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import parse_config
 from deployments.configuration.model import ROOT
 from deployments.planning.hub import Snapshot, fetch, fetch_all, is_hub_id, on_disk, stay_offline
 from deployments.planning.model_server import ModelServer
-from deployments.ui import cli
 
 
 class Hub:
@@ -172,10 +172,10 @@ def test_pull_fetches_what_a_configuration_names(tmp_path: Path, monkeypatch: py
         f"models: {{m: {{path: {ROOT}/models/target, adapters: {{sql: org/sql}}}}}}\nendpoints: {{e: {{target: m}}}}\n",
         encoding="utf-8",
     )
-    result = CliRunner().invoke(cli.main, ["pull", str(file)])
+    result = CliRunner().invoke(shell.main, ["pull", str(file)])
     assert result.exit_code == 0, result.output
     assert [model for model, _ in hub.downloads] == ["org/sql"]
-    assert CliRunner().invoke(cli.main, ["pull", str(file), "--revision", "main"]).exit_code == 2
+    assert CliRunner().invoke(shell.main, ["pull", str(file), "--revision", "main"]).exit_code == 2
 
 
 @pytest.mark.parametrize(("at_run_time", "offline"), [(0, "1"), (2, None)])

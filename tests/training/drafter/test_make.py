@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from deployments.ui.cli import main
+from cli.shell import main
 from engine.loading.checkpoint import ModelSpec, load_model
 from tests.training.commands import TARGET, kill_when, run, write_target
 from training.distillation.text_stage import TargetOptions, fitted
@@ -106,7 +106,7 @@ def _command(target: Path, output: Path) -> list[str]:
         "--tokens 1200 --answer-tokens 24 --streams 8 --vocabulary 64 --layers 2 --epochs 3 --tokens-per-step 1024 "
         "--save-every 0 --threads 1 --device cpu --dtype float32"
     )
-    program = [sys.executable, "-m", "deployments", "train", "drafter", str(target), "--output", str(output)]
+    program = [sys.executable, "-m", "cli", "train", "drafter", str(target), "--output", str(output)]
     return [*program, *options.split()]
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from actors.replica.replica import load_with_heads
-from deployments.ui.cli import main
+from cli.shell import main
 from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from tests.training.commands import TARGET, kill_when, run, write_target

@@ -1,0 +1,1 @@
+"""The commands of `consort`. The command line itself is cli/shell.py."""

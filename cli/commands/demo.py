@@ -1,0 +1,106 @@
+"""`consort demo`: a streamed answer, tokens coloured by source, the same without drafts, and what drafts were worth."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rich.console import Console
+from rich.text import Text
+
+from cli.console.attribution import TextSpan
+from cli.console.generation import CHAT, Generation, Generator
+from cli.console.printer import COLOURS, TextPrinter
+from deployments.client import Client
+
+_QUESTION = "What can I do to sleep better? Give me three tips."
+_SEED = 7
+_TOKENS = 200
+_PROPOSERS = {  # by the source of a token
+    "accepted": "the drafter",
+    "ngram": "n-grams of the text",
+    "medusa": "the Medusa heads",
+    "eagle3": "the EAGLE-3 head",
+}
+
+
+def run_demo(client: Client, console: Console, *, model: str) -> None:
+    """Ask twice, with drafts and without; show the first answer as it comes.
+
+    Raises:
+        UnavailableError: the server could not answer.
+    """
+    generator, printer = Generator(client), TextPrinter(console)
+    body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "max_tokens": _TOKENS, "seed": _SEED}
+    console.rule(f"[bold]{model}[/]", align="left")
+    console.print(_QUESTION, style="bold", highlight=False)
+
+    def show(span: TextSpan) -> None:
+        """The target wrote what it did not accept from a draft: one colour is enough here."""
+        printer.write(span if span.source in _PROPOSERS else replace(span, source="plain"))
+
+    generator.run(CHAT, {**body, "max_tokens": 8}, lambda span: None)  # the very first request warms the models up
+    printer.wait()
+    try:
+        ours = generator.run(CHAT, body, show)
+    finally:
+        printer.end_line()
+    plain = generator.run(CHAT, {**body, "speculate": False}, lambda span: None)
+    console.print(Text("  ").join(_legend(ours)))
+    console.rule("[bold]with drafts, and without[/]", align="left")
+    console.print(*report(ours, plain), sep="\n", highlight=False)
+
+
+def report(ours: Generation, plain: Generation) -> list[Text]:
+    """Return what speculation was worth, line by line. ours: with drafts; plain: without."""
+    lines = [_speed("with drafts", ours), _speed("without", plain), _drafts(ours)]
+    if ours.tokens_per_s and plain.tokens_per_s:
+        ratio = ours.tokens_per_s / plain.tokens_per_s
+        lines.append(Text.assemble((f"{ratio:.2f} × as fast", "bold"), f": {_reason(ours, plain, ratio)}"))
+    if ours.text == plain.text:
+        lines.append(Text.assemble(("✓", "green"), " the same seed gives the same text without drafts"))
+    else:
+        lines.append(Text.assemble(("✗", "red"), " without drafts the text differs: please report this"))
+    return lines
+
+
+def _reason(ours: Generation, plain: Generation, ratio: float) -> str:
+    """Say where the ratio comes from: tokens per step, and what a step with drafts costs."""
+    if not ours.speculation["drafted"]:
+        return "nothing was drafted. No draft was found, or trials on this machine had found plain decoding faster"
+    step_s, plain_step_s = _step_s(ours), _step_s(plain)
+    costs = (
+        f"a step takes {step_s * 1e3:.1f} ms, drafts and their verification included, instead of "
+        f"{plain_step_s * 1e3:.1f} ms, and brings {ours.speculation['acceptance_length']:.2f} tokens"
+    )
+    if ratio > 1:
+        return costs
+    needed = step_s / plain_step_s
+    return f"here drafts do not pay. {costs[0].upper()}{costs[1:]}; more than {needed:.2f} would pay"
+
+
+def _step_s(generation: Generation) -> float:
+    """Mean seconds of a target step, without the first, which reads the prompt."""
+    steps: int = generation.speculation["steps"]
+    return (generation.total_s - generation.first_s) / max(steps - 1, 1)
+
+
+def _speed(name: str, generation: Generation) -> Text:
+    return Text(
+        f"{name}: {generation.tokens} tokens in {generation.total_s:.2f} s, {generation.tokens_per_s or 0:.1f} "
+        f"tokens/s, the first after {generation.first_s * 1e3:.0f} ms"
+    )
+
+
+def _drafts(generation: Generation) -> Text:
+    speculation = generation.speculation
+    return Text(
+        f"{speculation['accepted']} of {speculation['drafted']} draft tokens accepted in {speculation['steps']} steps "
+        "of the target"
+    )
+
+
+def _legend(generation: Generation) -> Iterator[Text]:
+    """Yield how many tokens are from whom, in their colour."""
+    drafted = {source: count for source in _PROPOSERS if (count := generation.sources.get(source))}
+    for source, count in drafted.items():
+        yield Text.assemble(("■ ", COLOURS[source] or ""), (f"{count} tokens from {_PROPOSERS[source]}", "dim"))
+    yield Text.assemble("■ ", (f"{(generation.tokens or 0) - sum(drafted.values())} from the target", "dim"))

@@ -1,0 +1,249 @@
+"""`consort chat`: read messages and commands and stream answers until the user leaves."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli.console.comparison import compare
+from cli.console.conversation import Conversation, Turn, choose_model
+from cli.console.generation import CHAT, Generator
+from cli.console.keyboard import without_echo
+from cli.console.parameters import as_written
+from cli.console.printer import TextPrinter
+from cli.console.slash import COMMANDS, KEYS, Call, read, switch
+from cli.console.summary import summary
+from decoding.errors import ConsortError, InvalidRequestError
+from deployments.client import Client
+from deployments.validation.strict import nearest
+
+
+class Editor(Protocol):
+    """A source of messages."""
+
+    def read(self) -> str:
+        """Return the next message. Raises EOFError at the end and KeyboardInterrupt at Ctrl-C."""
+
+
+class Chat:
+    """A conversation with a server on a console. After a failed command the chat goes on."""
+
+    def __init__(self, client: Client, console: Console, conversation: Conversation, *, colours: bool = True) -> None:
+        self._client, self._console = client, console
+        self._notes = console if console.is_terminal else Console(stderr=True, highlight=False)
+        self.conversation = conversation
+        self.failed = False  # whether any line failed
+        self._generator = Generator(client)
+        self._printer = TextPrinter(console, colours=colours)
+        self._ended = False
+        self._last_seed: int | None = None
+        self._actions: Mapping[str, Callable[[str], None]] = {
+            "help": self._help,
+            "set": self._set,
+            "show": self._show,
+            "model": self._model,
+            "speculate": lambda argument: self._set_parameter("speculate", argument),
+            "draft-length": lambda argument: self._set_parameter("draft_length", argument),
+            "temperature": lambda argument: self._set_parameter("temperature", argument),
+            "system": self._system,
+            "template": self._template,
+            "clear": self._clear,
+            "retry": self._retry,
+            "compare": self._compare,
+            "colours": self._colours,
+            "quit": self._quit,
+        }
+
+    def greet(self, card: Mapping[str, Any]) -> None:
+        """Print the model, from its card, and how to get help."""
+        by = f", drafted for by {proposers}" if (proposers := _proposers(card)) else ""
+        self._console.print(Text.assemble((card["id"], "bold"), f" ({card.get('target')}{by}) at {self._client.url}"))
+        self._note("/help lists commands. Ctrl-C stops a reply, Ctrl-D leaves.")
+        if not card.get("ready", True):
+            self._note("The model is still being loaded; the first reply will wait for it.")
+
+    def run(self, editor: Editor) -> None:
+        """Read and handle lines until /quit or the end of the input."""
+        while not self._ended:
+            try:
+                line = editor.read()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                self._note("Ctrl-D or /quit leaves.\n")
+                continue
+            try:
+                with without_echo():
+                    self.handle(line.strip())
+            except ConsortError as error:
+                self.failed = True
+                self._notes.print(Text(str(error), style="red"))
+                if "no chat template" in str(error):
+                    self._note("`consort complete` continues texts without one.")
+            except KeyboardInterrupt:
+                self._note("Stopped.")
+
+    def handle(self, line: str) -> None:
+        """Run a command or send a message; ignores an empty line. Raises ConsortError if it fails."""
+        if not line:
+            return
+        parsed = read(line)
+        if isinstance(parsed, Call):
+            self._actions[parsed.name](parsed.argument)
+        else:
+            self._send(parsed)
+
+    def suggestions(self, text: str) -> Iterator[str]:
+        """Yield completions for the last word of a command."""
+        name, *rest = text.removeprefix("/").split(" ")
+        if not rest:
+            yield from (f"/{name}" for name in COMMANDS)
+        elif name == "set" and len(rest) == 1:
+            yield from self.conversation.parameters.names()
+        elif name == "model" and len(rest) == 1:
+            yield from (card["id"] for card in self._cards())
+        elif name == "template" and len(rest) == 1:
+            yield from (card["id"] for card in self._templates())
+        elif COMMANDS.get(name) and COMMANDS[name].usage == "on|off" and len(rest) == 1:
+            yield from ("on", "off")
+
+    def toolbar(self) -> str:
+        """Return the settings in one line."""
+        values = self.conversation.parameters.values
+        shown = (f"{name} {as_written(value)}" for name, value in values.items())
+        return " · ".join([self.conversation.model, *shown, "/help"])
+
+    def _send(self, message: str, turns: Sequence[Turn] | None = None) -> None:
+        """Send a message after the turns, and keep all that if there is an answer. turns: None for all."""
+        printer = self._printer
+        body = self.conversation.request(message, turns)
+        printer.wait()
+        try:
+            generation = self._generator.run(CHAT, body, printer.write)
+        finally:
+            printer.end_line()
+        self._last_seed = self._last_seed if generation.seed is None else generation.seed
+        if generation.text or not generation.stopped:
+            if turns is not None:
+                self.conversation.turns = list(turns)
+            self.conversation.add(message, generation.text)
+        if self._console.is_terminal:
+            self._console.print(summary(generation, colours=printer.colours))
+            self._console.print()
+
+    def _compare(self, argument: str) -> None:
+        message = argument or self.conversation.last_message
+        if message is None:
+            raise InvalidRequestError("/compare: there is no last message; give one: /compare MESSAGE")
+        turns = None if argument else self.conversation.before_last_message()
+        compare(self._generator, CHAT, self.conversation.request(message, turns), self._console, self._printer)
+
+    def _retry(self, _: str) -> None:
+        message = self.conversation.last_message
+        if message is None:
+            raise InvalidRequestError("/retry: there is no last message")
+        self._send(message, self.conversation.before_last_message())
+
+    def _help(self, _: str) -> None:
+        table = Table.grid(padding=(0, 2))
+        for name, command in COMMANDS.items():
+            table.add_row(Text(f"/{name} {command.usage}", style="bold"), command.meaning)
+        table.add_row()
+        for key, meaning in KEYS.items():
+            table.add_row(Text(key, style="bold"), meaning)
+        self._console.print(table)
+
+    def _set(self, argument: str) -> None:
+        if argument:
+            name, *text = re.split(r"\s*=\s*|\s+", argument, maxsplit=1)
+            self._set_parameter(name, "".join(text))
+            return
+        table = Table.grid(padding=(0, 2))
+        for name, meaning in self.conversation.parameters.described():
+            table.add_row(Text(name, style="bold"), Text(meaning))
+        self._console.print(table)
+
+    def _set_parameter(self, name: str, text: str) -> None:
+        """Set a parameter, or show it if there is no value."""
+        parameters = self.conversation.parameters
+        value = parameters.set(name, text) if text else parameters.values.get(name)
+        self._note(f"{name}: {as_written(value)}")
+
+    def _show(self, _: str) -> None:
+        conversation = self.conversation
+        table = Table.grid(padding=(0, 2))
+        table.add_row("server", self._client.url)
+        table.add_row("model", conversation.model)
+        table.add_row("system", Text(conversation.system or "–"))
+        table.add_row("template", "–" if conversation.template is None else conversation.template["id"])
+        table.add_row("turns", str(len(conversation.turns)))
+        table.add_row("colours", "on" if self._printer.colours else "off")
+        table.add_row("last seed", "–" if self._last_seed is None else str(self._last_seed))
+        for name, value in conversation.parameters.values.items():
+            table.add_row(name, Text(as_written(value)))
+        self._console.print(table)
+
+    def _model(self, argument: str) -> None:
+        if argument:
+            self.conversation.model = choose_model(self._cards(), argument)["id"]
+            self._note(f"model: {self.conversation.model}")
+            return
+        table = Table("", "model", "target", "drafts", "ready", box=SIMPLE, show_edge=False)
+        for card in self._cards():
+            chosen = "▸" if card["id"] == self.conversation.model else ""
+            ready = "yes" if card.get("ready", True) else "no"
+            table.add_row(chosen, card["id"], card.get("target") or "–", _proposers(card) or "–", ready)
+        self._console.print(table)
+
+    def _system(self, argument: str) -> None:
+        if argument:
+            self.conversation.system = None if argument == "off" else argument
+        self._note(f"system: {self.conversation.system or '–'}")
+
+    def _template(self, argument: str) -> None:
+        if argument == "off":
+            self.conversation.template = None
+        elif argument:
+            self.conversation.template = self._template_card(argument)
+        else:
+            for card in self._templates():
+                self._console.print(Text.assemble((card["id"], "bold"), f"  {', '.join(card['variables'])}"))
+            return
+        self._note(f"template: {argument}")
+
+    def _template_card(self, name: str) -> dict[str, Any]:
+        cards = {card["id"]: card for card in self._templates()}
+        if name not in cards:
+            raise InvalidRequestError(f"/template: there is no template {name!r}; {nearest(name, cards)}")
+        return cards[name]
+
+    def _templates(self) -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = self._client.document("/v1/templates")["data"]
+        return cards
+
+    def _clear(self, _: str) -> None:
+        self.conversation.turns.clear()
+        self._note("The conversation is forgotten.")
+
+    def _colours(self, argument: str) -> None:
+        self._printer.colours = switch("colours", argument)
+        self._note(f"colours: {argument}")
+
+    def _quit(self, _: str) -> None:
+        self._ended = True
+
+    def _note(self, text: str) -> None:
+        self._notes.print(Text(text, style="dim"))
+
+    def _cards(self) -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = self._client.document("/v1/models")["data"]
+        return cards
+
+
+def _proposers(card: Mapping[str, Any]) -> str:
+    """Return who drafts for an endpoint: the drafter's name, and the kinds of the others."""
+    return ", ".join(card["drafter"] if name == "drafter" else name for name in card.get("proposers", []))

@@ -1,0 +1,231 @@
+"""The commands that talk to a running server: `consort chat`, `complete`, `compress`, `report`, `status`."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from deployments.client import DEFAULT_URL, Client
+
+_INTERRUPTED = 130  # the shells' exit status after Ctrl-C
+_console = Console(highlight=False)
+_errors = Console(highlight=False, stderr=True)
+
+
+def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options --url and --api-key."""
+    url = click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
+    key = click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
+    return url(key(function))
+
+
+_model_option = click.option("--model", help="An endpoint of the server; by default the first that is ready.")
+_set_option = click.option(
+    "--set", "assignments", metavar="NAME=VALUE", multiple=True, help="Set a request parameter; may be repeated."
+)
+_colours_option = click.option(
+    "--colours/--no-colours", default=True, help="Show by colour how each token came to be, on a terminal."
+)
+
+
+@click.command()
+@_server_options
+@_model_option
+@click.option("--system", help="The system prompt.")
+@_set_option
+@_colours_option
+def chat(
+    url: str, api_key: str | None, model: str | None, system: str | None, assignments: Sequence[str], colours: bool
+) -> None:
+    """Talk to a model. /help lists commands; Ctrl-C stops a reply, Ctrl-D or /quit ends."""
+    from cli.console.chat import Chat  # these import pydantic and the line editor
+    from cli.console.conversation import Conversation, choose_model
+    from cli.console.editor import PipeReader, TerminalEditor
+
+    client = Client(url, api_key)
+    card = choose_model(client.document("/v1/models")["data"], model)
+    conversation = Conversation(card["id"])
+    conversation.system = system
+    for assignment in assignments:
+        conversation.parameters.assign(assignment)
+    session = Chat(client, _console, conversation, colours=colours)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        session.greet(card)
+        session.run(TerminalEditor(session.suggestions, session.toolbar))
+    else:
+        session.run(PipeReader(sys.stdin))
+        if session.failed:
+            raise SystemExit(1)
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@_server_options
+@_model_option
+@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens to add.")
+@click.option("--temperature", type=float, help="0 is greedy; 1 by default.")
+@click.option("--seed", type=int, help="The same seed gives the same text.")
+@click.option("--speculate/--no-speculate", default=None, help="With the drafter, or the target alone: the same text.")
+@_set_option
+@_colours_option
+@click.option("--compare", "comparing", is_flag=True, help="Both ways, one after the other, with their speeds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
+def complete(
+    prompt: str | None,
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    assignments: Sequence[str],
+    colours: bool,
+    comparing: bool,
+    as_json: bool,
+    **shorthands: object,
+) -> None:
+    """Continue a text: PROMPT, or what standard input has."""
+    from cli.console import complete as completing
+    from cli.console.conversation import choose_model
+
+    if comparing and as_json:
+        raise click.UsageError("--compare and --json don't go together")
+    client = Client(url, api_key)
+    body = {**_parameters(assignments, shorthands), "prompt": _text(prompt)}
+    body["model"] = choose_model(client.document("/v1/models")["data"], model)["id"]
+    if as_json:
+        generation = completing.complete_as_json(client, body, _console)
+    elif comparing:
+        generation = completing.complete_twice(client, body, _console, colours=colours)
+    else:
+        generation = completing.complete(client, body, _console, _errors, colours=colours)
+    if generation.stopped:
+        raise SystemExit(_INTERRUPTED)
+
+
+@click.command()
+@click.argument("file", type=click.File(encoding="utf-8"))
+@_server_options
+@_model_option
+@click.option("--rate", type=click.FloatRange(0, 1, min_open=True), help="Share to keep; 0.5 by default.")
+@click.option("--target-tokens", type=click.IntRange(1), help="About how many tokens to keep, instead of a share.")
+@click.option(
+    "--method",
+    type=click.Choice(["perplexity", "sentence"]),
+    default="perplexity",
+    show_default=True,
+    help="Drop paragraphs and tokens, or whole sentences.",
+)
+@click.option("--question", help="What is relevant to it stays.")
+@click.option("--keep-last", type=click.IntRange(0), help="Tokens at the end that stay.")
+@click.option("--force-token", "force_tokens", metavar="TEXT", multiple=True, help="Tokens that stay; may be repeated.")
+@click.option("--code", "compress_code", is_flag=True, default=None, help="Shorten fenced code, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def compress(file: TextIO, url: str, api_key: str | None, model: str | None, as_json: bool, **options: object) -> None:
+    """Shorten the text in FILE (- is standard input) by a small model's probabilities."""
+    from cli.console.conversation import choose_model
+
+    client = Client(url, api_key)
+    if options["rate"] is None and options["target_tokens"] is None:
+        options["rate"] = 0.5
+    options["force_tokens"] = list(map(str, cast(Sequence[object], options["force_tokens"]))) or None
+    name = choose_model(client.document("/v1/models")["data"], model)["id"]
+    document = client.checked("/compress", client.post("/compress", {**options, "model": name, "prompt": _read(file)}))
+    if as_json:
+        _console.file.write(json.dumps(document) + "\n")
+        return
+    _console.file.write(document["prompt"])
+    counts = (document["original_tokens"], document["compressed_tokens"])
+    _errors.print(Text(f"{counts[0]} tokens, {counts[1]} left ({document['ratio']:.0%})", style="dim"))
+
+
+@click.command()
+@_server_options
+@click.option("--endpoint", help="Measured with drafts and without; by default the first that drafts.")
+@click.option("--prompts", type=click.File(encoding="utf-8"), help="Lines of text; by default five built-in prompts.")
+@click.option("--max-tokens", type=click.IntRange(2), default=50, show_default=True, help="Tokens of each answer.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), default="report", show_default=True, help="A folder."
+)
+def report(
+    url: str,
+    api_key: str | None,
+    endpoint: str | None,
+    prompts: TextIO | None,
+    max_tokens: int,
+    temperature: float,
+    output: Path,
+) -> None:
+    """Compare ways of decoding on a running server: texts, speed, draft lengths. Writes Markdown, pictures and JSON."""
+    from cli.commands.report import Reporter
+    from cli.commands.report_page import has_pictures, write_page
+    from evaluation.prompts import PROMPTS
+
+    texts = PROMPTS if prompts is None else [line for line in _read(prompts).split("\n") if line.strip()]
+    if prompts is not None and not texts:
+        raise click.UsageError(f"{prompts.name} has no prompts")
+    measured = Reporter(Client(url, api_key), max_tokens=max_tokens, temperature=temperature).run(endpoint, texts)
+    for path in write_page(measured, output):
+        _console.print(str(path), markup=False)
+    if not has_pictures():
+        _console.print("There are no pictures, which need matplotlib: pip install 'consort[bench]'", markup=False)
+
+
+@click.command()
+@_server_options
+@click.option("--watch", "watching", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with --watch a line for each look.")
+def status(url: str, api_key: str | None, watching: bool, interval: float, as_json: bool) -> None:
+    """Show what a server is doing: replicas, load, acceptance. Fails while no model can answer."""
+    from cli.commands.dashboard import show, watch
+    from cli.commands.status import StatusReader
+
+    reader = StatusReader(Client(url, api_key))
+    if watching:
+        with suppress(KeyboardInterrupt):
+            watch(reader, _console, interval_s=interval, as_json=as_json)
+        return
+    current = reader.read()
+    show(current, _console, as_json=as_json)
+    if not current.ready:
+        raise SystemExit(1)
+
+
+def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:
+    """Return the request parameters from --set and from the options that set one."""
+    from cli.console.parameters import Parameters
+    from deployments.requests.schema import CompletionRequest
+
+    parameters = Parameters(CompletionRequest)
+    for name, value in shorthands.items():
+        if value is not None:
+            parameters.set(name, json.dumps(value))
+    for assignment in assignments:
+        parameters.assign(assignment)
+    return parameters.values
+
+
+def _read(file: TextIO) -> str:
+    """Return a file's text; raises ClickException if it can't be decoded."""
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"can't read {file.name}: it is not {error.encoding.upper()} text") from error
+
+
+def _text(prompt: str | None) -> str:
+    """Return the prompt, or the text on standard input."""
+    if prompt is None:
+        if sys.stdin.isatty():
+            _errors.print(Text("The text to continue; Ctrl-D at the start of a line ends it.", style="dim"))
+        prompt = _read(sys.stdin)
+    if not prompt:
+        raise click.UsageError("there is no text to continue; give it as PROMPT or on standard input")
+    return prompt

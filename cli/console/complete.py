@@ -1,0 +1,54 @@
+"""`consort complete`: continue a text on a terminal or in a pipe."""
+
+import json
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from cli.console.attribution import TextSpan
+from cli.console.comparison import compare
+from cli.console.generation import COMPLETIONS, Generation, Generator
+from cli.console.printer import TextPrinter
+from cli.console.summary import summary
+from deployments.client import Client
+
+
+def complete(
+    client: Client, body: Mapping[str, object], console: Console, statistics: Console, *, colours: bool
+) -> Generation:
+    """Stream the continuation to the console. A terminal also shows the prompt, and statistics at the end."""
+    printer = TextPrinter(console, colours=colours)
+    if console.is_terminal:
+        printer.write(TextSpan(str(body["prompt"]), ""), dim=True)
+    try:
+        generation = Generator(client).run(COMPLETIONS, body, printer.write)
+    finally:
+        printer.end_line()
+    if console.is_terminal:
+        statistics.print(summary(generation, colours=colours))
+    return generation
+
+
+def complete_twice(client: Client, body: Mapping[str, object], console: Console, *, colours: bool) -> Generation:
+    """Complete with the drafter and without; returns the last answer."""
+    return compare(Generator(client), COMPLETIONS, body, console, TextPrinter(console, colours=colours))
+
+
+def complete_as_json(client: Client, body: Mapping[str, object], console: Console) -> Generation:
+    """Print the continuation and its statistics as one JSON document."""
+    generation = Generator(client).run(COMPLETIONS, body, lambda span: None)
+    document = {
+        "model": body["model"],
+        "prompt": body["prompt"],
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "prompt_tokens": generation.prompt_tokens,
+        "completion_tokens": generation.tokens,
+        "first_text_s": round(generation.first_s, 6),
+        "total_s": round(generation.total_s, 6),
+        "speculation": generation.speculation,
+        "token_sources": generation.sources,
+    }
+    console.file.write(json.dumps(document) + "\n")
+    return generation

@@ -1,0 +1,62 @@
+"""`consort pull`: gets models ready for serving, with progress. Serves nothing."""
+
+import logging
+from pathlib import Path
+
+from rich.console import Console
+
+from cli.commands.bench import reporting
+from cli.serving.source import as_argument, default_model
+from decoding.errors import ConfigError
+from deployments.configuration.config import load_config
+from deployments.configuration.model import locate
+from deployments.planning.hub import fetch, fetch_all, is_hub_id
+from deployments.planning.model_server import resolve
+from deployments.planning.plan import GIB
+from engine.loading.gguf import is_gguf, settings_folder, weights_folder
+
+_console = Console(highlight=False)
+
+
+def pull_configuration(path: Path) -> None:
+    """Download or convert all that a configuration names."""
+    config = load_config(path)
+    fetch_all(config)
+    for model in config.models.values():
+        if is_gguf(model.path):
+            _convert(model.path, model.dtype)
+    _console.print(f"{path}: all that it names is on this machine", markup=False, soft_wrap=True)
+    _console.print(f"  consort serve {path}", markup=False, soft_wrap=True)
+
+
+def pull_model(model: str | None, revision: str | None, dtype: str) -> None:
+    """Download or convert a model. model: None for the default. dtype: of the weights of a .gguf file."""
+    model = as_argument(model)
+    path = resolve(default_model() if model is None else model, "MODEL")
+    snapshot = fetch(path, key="MODEL", revision=revision) if is_hub_id(path) else None
+    if is_gguf(path):
+        text = f"converted to {_convert(path, dtype)}"
+    elif snapshot is not None:
+        size = sum(file.stat().st_size for file in snapshot.folder.rglob("*") if file.is_file())
+        text = f"{size / GIB:.2f} GiB in {snapshot.folder}"
+    else:
+        text = "nothing to get, it is on this machine"
+    _console.print(f"{path}: {text}", markup=False, soft_wrap=True)
+    _console.print(f"  consort serve {path if model is not None else ''}", markup=False, soft_wrap=True)
+
+
+def _convert(path: str, dtype: str) -> Path:
+    """Convert a file and return the folder with both its settings and weights."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    file = locate(path)
+    logging.getLogger(settings_folder.__module__).setLevel(logging.ERROR)  # the progress says it
+    try:
+        with reporting(_console) as report:
+            report("settings and tokenizer")
+            settings_folder(file)
+            report("weights")
+            return Path(weights_folder(file, dtype)).parent
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

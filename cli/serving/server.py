@@ -1,0 +1,218 @@
+"""What `consort serve` and `consort demo` do: plan, check, start, and say how to go on."""
+
+import json
+import math
+import os
+import secrets
+import shlex
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import click
+from rich.console import Console
+
+from cli.commands.demo import run_demo
+from cli.commands.progress import ProgressDisplay
+from cli.serving.plan_lines import configured_table, plan_lines
+from cli.serving.source import Source, as_yaml, read_source
+from decoding.errors import ConsortError
+from deployments.client import DEFAULT_URL, Client
+from deployments.cluster import check_demand, drain, local_client, serving, start_standby
+from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
+from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.mistakes import Mistakes
+from deployments.configuration.model import IS_CHECKOUT
+from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
+from deployments.planning.machine import has_room_for_standby, prefer_gpus, this_machine
+
+_console = Console(highlight=False)
+
+
+def run_server(
+    source: str | None,
+    options: Mapping[str, object],
+    *,
+    host: str | None,
+    port: int | None,
+    max_queue_wait_s: float | None,
+    api_key: str | None,
+    insecure: bool,
+    dry_run: bool,
+    print_config: bool,
+    address: str | None,
+    log_level: str | None,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM, or only check or print what would be served.
+
+    Raises:
+        ConfigError: the configuration is wrong, or this machine can't serve it.
+        UnavailableError: Ray or Serve did not start.
+    """
+    own = read_source(source, options)
+    config = _with_http(own.config, host=host, port=port, max_queue_wait_s=max_queue_wait_s)
+    if api_key is not None:
+        config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
+    if not print_config:
+        config.http = config.http.guarded(insecure=insecure)
+    own = replace(own, config=config)
+    snapshots: Mapping[str, Snapshot] = {}
+    if address is None:
+        config, snapshots = _plan(own, weights=not (dry_run or print_config), quiet=print_config)
+    if print_config:
+        click.echo(as_yaml(config).encode(), nl=False)  # files are read as UTF-8, whatever the terminal has
+        return
+    if dry_run:
+        _check(on_disk(config, snapshots))
+        return
+    own_key = _add_own_key(config)
+    with _served(config, address=address, log_level=log_level):
+        _show_token_reports(config, own_key)
+        _show_how_to_go_on(config)
+        _console.print("[dim]Ctrl-C stops the server.[/]")
+        may_stand_by = address is None and has_room_for_standby()
+        _wait_for_interrupt(standby=may_stand_by if config.http.standby is None else config.http.standby)
+        _drain(config)
+
+
+def run_demo_server(*, keep: bool, port: int | None, log_level: str | None) -> None:
+    """Serve the default model, show it at work, and stop. keep: serve until Ctrl-C afterwards."""
+    source = Source(_with_http(load_config(), port=port or _free_port()))
+    config, _ = _plan(source, weights=True, quiet=True)
+    with _served(config, address=None, log_level=log_level):
+        run_demo(Client(config.http.url, os.environ.get(ENVIRONMENT_KEY)), _console, model=next(iter(config.endpoints)))
+        if keep:
+            _show_how_to_go_on(config)
+            _wait_for_interrupt()
+    if not keep:
+        command = "make serve" if IS_CHECKOUT else "consort serve"  # a checkout's environment is not on the PATH
+        _console.print(f"\nNext: [bold]{command}[/], and in another terminal:")
+        _show_request(load_config())
+
+
+def _plan(source: Source, *, weights: bool, quiet: bool) -> tuple[ServerConfig, Mapping[str, Snapshot]]:
+    """Get what the Hub has, decide what this machine decides, and say so. What can't be here is said first.
+
+    weights: whether to get them, too.
+
+    Returns:
+        The configuration, and its models of the Hub by name.
+    """
+    machine = this_machine()
+    gpus = math.inf if machine.uncounted_gpus else len(machine.gpus)  # Ray may find what nvidia-smi does not
+    check_demand(source.config, {"GPU": gpus, "CPU": os.cpu_count() or 1}, machine.unusable_gpus)
+    snapshots = fetch_all(source.config, files="weights" if weights else "settings")
+    config, plan = source.planned(machine, snapshots)
+    if not quiet:
+        _console.print(*plan_lines(plan, config), sep="\n", markup=False, soft_wrap=True)
+    if weights:
+        stay_offline(config)
+        prefer_gpus(plan.gpus)
+    return config, snapshots
+
+
+@contextmanager
+def _served(config: ServerConfig, *, address: str | None, log_level: str | None) -> Iterator[None]:
+    """The application, with its progress on the terminal while it comes up. log_level: None shows no logs."""
+    with ProgressDisplay(_console) as display:
+        with serving(
+            config, address=address, verbose=log_level is not None, log_level=log_level or "error", watch=display.watch
+        ):
+            display.finish()
+            yield
+        _console.print("[dim]Stopped.[/]")
+
+
+def _with_http(config: ServerConfig, **given: object) -> ServerConfig:
+    """The configuration with what the command line says of `http`; None: nothing."""
+    changed = {name: value for name, value in given.items() if value is not None}
+    return config.model_copy(update={"http": config.http.model_copy(update=changed)})
+
+
+def _check(config: ServerConfig) -> None:
+    from deployments.endpoints.loading import load_endpoints
+    from engine.loading.checkpoint import check_model  # imports torch, which takes seconds
+
+    mistakes = Mistakes()
+    for name, model in config.models.items():
+        with mistakes.noted():
+            check_model(model.spec(name))
+    mistakes.check()
+    for name, served in load_endpoints(config).items():
+        _show_reports_of(name, served.token_reports())
+    _console.print(configured_table(config))
+    _console.print("[green]✓[/] the configuration can be served")
+
+
+def _add_own_key(config: ServerConfig) -> str | None:
+    """A key with which this command asks the server: of the others it knows digests. None where anybody may ask."""
+    if not config.http.api_keys:
+        return None
+    secret = secrets.token_urlsafe(32)
+    config.http.add_key("consort-serve", key_of(secret, field="", admin=False))
+    return secret
+
+
+def _show_token_reports(config: ServerConfig, key: str | None) -> None:
+    """What the server has found out about models that have other tokens than their target."""
+    with suppress(ConsortError):  # where it listens may be out of reach from here
+        for card in local_client(config.http, key).document("/v1/models")["data"]:
+            _show_reports_of(card["id"], card["through_text"])
+
+
+def _show_reports_of(endpoint: str, reports: Mapping[str, str]) -> None:
+    for model, words in reports.items():
+        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {words}", markup=False)
+
+
+def _show_how_to_go_on(config: ServerConfig) -> None:
+    url = config.http.url
+    option = "" if url == DEFAULT_URL else f" --url {url}"
+    _console.print(f"\n[bold green]Serving[/] on [bold]{url}[/], for browsers too. In another terminal:")
+    _console.print(f"  consort chat{option}", soft_wrap=True)
+    if config.http.metrics_port is not None:
+        _console.print(f"The replicas' metrics: http://127.0.0.1:{config.http.metrics_port}/metrics", soft_wrap=True)
+    _show_request(config)
+
+
+def _show_request(config: ServerConfig) -> None:
+    """A curl command, on lines that can be copied whatever the terminal's width."""
+    messages = [{"role": "user", "content": "How do I sleep better?"}]
+    body = {"model": next(iter(config.endpoints)), "messages": messages, "max_tokens": 128, "stream": True}
+    lines = (
+        f"  curl -N {config.http.url}/v1/chat/completions \\",
+        "    -H 'Content-Type: application/json' \\",
+        *(['    -H "Authorization: Bearer $CONSORT_API_KEY" \\'] if config.http.api_keys else []),
+        f"    -d {shlex.quote(json.dumps(body))}",
+    )
+    _console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _drain(config: ServerConfig) -> None:
+    """Give requests in progress time to end. Another Ctrl-C or SIGTERM stops the server at once."""
+    _console.print(f"[dim]Stopping: requests in progress get {config.http.drain_s:g} s. Ctrl-C again stops at once.[/]")
+    with suppress(KeyboardInterrupt, TimeoutError):
+        left = drain(config)
+        if left:
+            _console.print(f"[yellow]{left} request(s) have not ended in time.[/]")
+
+
+def _wait_for_interrupt(*, standby: bool = False) -> None:
+    """Until Ctrl-C or SIGTERM, which interrupts while a server runs. standby: start a second coordinator meanwhile."""
+    with suppress(KeyboardInterrupt):
+        if standby:
+            try:
+                start_standby()
+            except Exception as error:  # Serve's controller is busy or gone; one coordinator will do
+                _console.print(f"No coordinator stands by: {error}", markup=False)
+        while True:
+            time.sleep(1)  # `signal.pause` would miss a signal that comes just before it

@@ -1,0 +1,224 @@
+"""The `consort` command. What a command needs is imported when it runs, so that `--help` is fast."""
+
+import sys
+from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from cli.commands.bench import bench
+from cli.commands.compare import compare
+from cli.commands.finetune import finetune
+from cli.commands.prune import prune
+from cli.commands.train import train
+from cli.console.commands import chat, complete, compress, report, status
+from cli.serving.completion import install_completion
+from cli.serving.options import DTYPES, model_options
+from decoding.errors import ConsortError
+from deployments.client import DEFAULT_URL, Client
+
+_console = Console(highlight=False)
+_address_option = click.option(
+    "--address", envvar="RAY_ADDRESS", help="Serve on a running Ray cluster (auto: the one on this machine)."
+)
+_verbose_option = click.option("--verbose", is_flag=True, help="Show what Ray and the replicas print.")
+
+
+def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    """Print the version, and end. A click callback."""
+    from importlib.metadata import PackageNotFoundError, version  # for this alone, and slow
+
+    if not wanted or context.resilient_parsing:
+        return
+    try:
+        number = version("consort")
+    except PackageNotFoundError:
+        number = "(not installed)"
+    click.echo(f"consort, version {number}")
+    context.exit()
+
+
+class _Group(click.Group):
+    """Shows our own errors as one message."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConsortError as error:
+            notes: list[str] = getattr(error, "__notes__", [])
+            raise click.ClickException("\n".join([str(error), *notes])) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+@click.option(
+    "--install-completion",
+    metavar="[bash|zsh|fish]",
+    is_flag=False,
+    flag_value="auto",
+    expose_value=False,
+    is_eager=True,
+    callback=install_completion,
+    help="Let the shell complete commands and options.",
+)
+def main() -> None:
+    """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not all terminals have all characters
+
+
+for _command in (bench, chat, compare, complete, compress, finetune, prune, report, status, train):
+    main.add_command(_command)
+
+
+@main.command(short_help="Serve a model or a configuration, until Ctrl-C.")
+@click.argument("source", metavar="[MODEL|CONFIG]", required=False, type=click.Path())
+@model_options
+@click.option("--host", help="Listen on this address instead of the configured one.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
+@click.option("--api-key", help="Ask clients for this key too. CONSORT_API_KEY does the same, unseen by `ps`.")
+@click.option("--insecure", is_flag=True, help="Let other machines ask without a key.")
+@click.option(
+    "--max-queue-wait",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Refuse requests that would wait longer; 0: longer than half an answer takes.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
+@click.option("--print-config", is_flag=True, help="Print the configuration that serves the same, and stop there.")
+@_address_option
+@_verbose_option
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Show what Ray and the replicas print, from this level on; --verbose is info.",
+)
+def serve(
+    source: str | None,
+    host: str | None,
+    port: int | None,
+    api_key: str | None,
+    insecure: bool,
+    max_queue_wait: float | None,
+    dry_run: bool,
+    print_config: bool,
+    address: str | None,
+    verbose: bool,
+    log_level: str | None,
+    **options: object,
+) -> None:
+    """Serve a MODEL (a folder, a .gguf file or an id on the Hugging Face Hub), or what a CONFIG says (a .yaml file).
+
+    By default smollm2 (SmolLM2-135M-Instruct), until Ctrl-C. GPUs are used where there are any.
+    """
+    from cli.serving.server import run_server
+
+    run_server(
+        source,
+        options,
+        host=host,
+        port=port,
+        max_queue_wait_s=max_queue_wait,
+        api_key=api_key,
+        insecure=insecure,
+        dry_run=dry_run,
+        print_config=print_config,
+        address=address,
+        log_level="info" if verbose else log_level,
+    )
+
+
+@main.command(short_help="Show the default model at work, and stop.")
+@click.option("--keep", is_flag=True, help="Keep serving afterwards, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of a free one.")
+@_verbose_option
+def demo(keep: bool, port: int | None, verbose: bool) -> None:
+    """Serve the default model, show a streamed answer and what speculation saved, and stop."""
+    from cli.serving.server import run_demo_server
+
+    run_demo_server(keep=keep, port=port, log_level="info" if verbose else None)
+
+
+@main.command(short_help="List what clients can ask for.")
+@click.argument("config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), required=False)
+@click.option("--url", help="Ask the server at this URL instead of reading a configuration.")
+@click.option("--api-key", envvar="CONSORT_API_KEY", help="The server's key; better in CONSORT_API_KEY.")
+def models(config_path: Path | None, url: str | None, api_key: str | None) -> None:
+    """List what clients can ask for, and the models behind it."""
+    if url is not None:
+        _console.print(_served_table(Client(url, api_key)))
+        return
+    from cli.serving.plan_lines import configured_table
+    from deployments.configuration.config import DEFAULT_CONFIG, load_config
+
+    _console.print(configured_table(load_config(config_path or DEFAULT_CONFIG)))
+
+
+@main.command(short_help="Set how many replicas a model has.")
+@click.argument("model")
+@click.argument("replicas", type=click.IntRange(0))
+@click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
+@click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
+@click.option("--wait", is_flag=True, help="Wait until so many are up, and fail if they are not in time.")
+@click.option("--timeout", type=click.FloatRange(0), default=600, show_default=True, help="Seconds for --wait.")
+def scale(model: str, replicas: int, url: str, api_key: str | None, wait: bool, timeout: float) -> None:
+    """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
+    from cli.commands.status import wait_for_replicas
+
+    client, body = Client(url, api_key), {"model": model, "replicas": replicas}
+    client.checked("/scale", client.post("/scale", body))
+    if wait:
+        wait_for_replicas(client, model, replicas, partial(_console.print, markup=False), timeout_s=timeout)
+        _console.print(f"{model}: {replicas} replica(s)", markup=False)
+    else:
+        _console.print(f"{model}: {replicas} replica(s) wanted; `consort status` says how many are up", markup=False)
+
+
+@main.command(short_help="Get models ready: from the Hub, or from a .gguf file.")
+@click.argument("model", required=False, type=click.Path())
+@click.option("--revision", help="Branch, tag or commit on the Hub.")
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="auto", help="Of the weights of a .gguf file.")
+def pull(model: str | None, revision: str | None, dtype: str) -> None:
+    """Download MODEL, an id on the Hugging Face Hub, into its cache; or convert it, a .gguf file. Default: SmolLM2.
+
+    A .gguf file of the Hub, org/name/file.gguf, is downloaded and converted.
+
+    MODEL may also be a configuration that ends in .yaml: then all that it names is downloaded or converted.
+    """
+    from cli.serving.pull import pull_configuration, pull_model
+
+    if model is None or not model.lower().endswith((".yaml", ".yml")):
+        pull_model(model, revision, DTYPES[dtype])
+    elif revision is not None or dtype != "auto":
+        raise click.UsageError("--revision and --dtype are for a MODEL; in a configuration, set the keys")
+    else:
+        pull_configuration(Path(model))
+
+
+@main.command(short_help="Turn pickled heads into safetensors, without running their code.")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def convert_heads(folder: Path) -> None:
+    """Write a .safetensors file beside each pickled file of tensors in FOLDER."""
+    from engine.heads.converter import convert  # imports torch
+
+    for file in convert(folder):
+        _console.print(f"wrote {file}")
+
+
+def _served_table(client: Client) -> Table:
+    table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
+    for card in client.document("/v1/models")["data"]:
+        shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
+        table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
+    return table

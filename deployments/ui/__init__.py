@@ -1,1 +1,0 @@
-"""The user interfaces: command line, console and web page."""
