@@ -23,7 +23,7 @@ from deployments.replicas.names import COORDINATOR, deployment_name
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.policy import scale
 from deployments.scaling.scaler import with_fixed_count
-from setup import PACKAGE, SHIPPED, checkout_layout
+from setup import DATA_FOLDERS, PACKAGE, SHIPPED, checkout_layout
 from tests.cluster.documented import with_redis
 
 LAUNCHED = ["cluster.yaml", "cluster-local.yaml", "cluster-pools.yaml"]
@@ -107,7 +107,7 @@ def test_what_nodes_get_is_what_an_installation_needs(file: str) -> None:
 def test_an_image_is_built_from_what_a_wheel_needs() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    needed = {PACKAGE, *SHIPPED, "models", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"}
+    needed = {PACKAGE, *SHIPPED, *DATA_FOLDERS, "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"}
     assert sent == needed | {"constraints.txt"}
     assert all((ROOT / name).exists() for name in sent)
 
