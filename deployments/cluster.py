@@ -140,9 +140,8 @@ def drain(config: ServerConfig) -> int:
 
     from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
 
-    handle = serve.get_deployment_handle(
-        LOCAL_COORDINATOR, APP_NAME, _check_exists=False
-    )  # the check has no time limit
+    # The check has no time limit.
+    handle = serve.get_deployment_handle(LOCAL_COORDINATOR, APP_NAME, _check_exists=False)
     answers = handle.broadcast("drain").results(timeout_s=config.http.drain_s + _MARGIN_S, return_exceptions=True)
     time.sleep(_FLUSH_S)
     return sum(answer for answer in answers if isinstance(answer, int))

@@ -7,7 +7,9 @@ if TYPE_CHECKING:
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
-LOCAL_COORDINATOR = "LocalCoordinator"  # of `consort serve`: under one name a proxy always chooses in the same way
+LOCAL_COORDINATOR = (
+    "LocalCoordinator"  # of `consort serve`; a proxy keeps its router for a name, and these need another
+)
 LEDGER = "KeyLedger"
 
 
