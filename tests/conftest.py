@@ -1,5 +1,6 @@
 """What every test shares: the environment. It is set before torch, Ray or transformers is first imported."""
 
+import logging
 import os
 import secrets
 import signal
@@ -35,6 +36,18 @@ _SERVER = "tests/server/"
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for GPUs run on the CPU
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """pytest's, which also sees what Ray's loggers say: Ray gives them handlers and levels once it is imported."""
+    for name in ("ray", "ray.serve"):
+        logger = logging.getLogger(name)
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "propagate", True)
+        monkeypatch.setattr(logger, "disabled", False)
+        caplog.set_level(logging.INFO, logger=name)
+    return caplog
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
