@@ -32,10 +32,10 @@ def test_layers_and_rooms_import_downwards() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "contract"),
     [
-        ("decoding.sampling.planted", "from actors.target.loop import Target", "Layers"),
+        ("decoding.sampling.planted", "from actors.verifier.loop import Target", "Layers"),
         ("decoding.sampling.planted", "import ray", "decoding/ is pure torch"),
         ("decoding.sampling.planted", "from decoding.drafts import trie", "Rooms of decoding"),
-        ("actors.wire.planted", "from actors.target import loop", "Rooms of actors"),
+        ("actors.wire.planted", "from actors.verifier import loop", "Rooms of actors"),
         ("actors.wire.planted", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray", "plain classes"),
         ("actors.planted", "", "Rooms of actors"),
         (

@@ -5,7 +5,7 @@ from typing import Literal
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.replica.shared_weights import SharedWeightsLoop
-from actors.target.loop import Target
+from actors.verifier.loop import Target
 from actors.wire.link import ConnectingLink
 from engine.model.runner import Runner
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopTimes
-from actors.target.loop import Target
+from actors.verifier.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Envelope
 from actors.wire.messages import Admit, Advance, Cancel, Heartbeat, Message, Report

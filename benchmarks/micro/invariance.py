@@ -222,7 +222,7 @@ class Bench:
             for seed, prompt in enumerate(self._prompts, self._begin)
         ]
         groups = [requests[start : start + condition.company] for start in range(0, len(requests), condition.company)]
-        with mock.patch("actors.target.inbox.NgramProposers", proposers):
+        with mock.patch("actors.verifier.inbox.NgramProposers", proposers):
             if condition.replaced:
                 return [answer for group in groups for answer in _answer_on_two(replicas, group)]
             with _Replicas(replicas, LoopOptions(adaptive=False)) as engine:

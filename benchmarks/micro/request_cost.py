@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta
 from actors.loops.options import LoopOptions
-from actors.target.loop import Target
+from actors.verifier.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from deployments.answers.completion_writers import CompletionWriter

@@ -13,7 +13,7 @@ from typing import Any
 import simpy
 
 Costs = Callable[[int, int], float]  # rows, tokens of all rows -> seconds of a turn
-_PATIENCE, _SMOOTHING, _DRIFT = 1.5, 0.1, 0.99  # as in actors/target/planner.py
+_PATIENCE, _SMOOTHING, _DRIFT = 1.5, 0.1, 0.99  # as in actors/verifier/planner.py
 Process = Generator[simpy.Event, Any, None]
 
 
@@ -130,7 +130,7 @@ class _Coordinator:
 
 
 class _Target:
-    """Simulates actors/target/loop.py: waits for drafts while that pays, then runs a turn over all rows."""
+    """Simulates actors/verifier/loop.py: waits for drafts while that pays, then runs a turn over all rows."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from actors.loops.options import LoopOptions
-from actors.target.loop import Target
+from actors.verifier.loop import Target
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Cancel, Commit, Offer
 from benchmarks.step_budget.host_clock import HostClock

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.target import planner
+from actors.verifier import planner
 from consort import (
     LLM,
     ConfigError,

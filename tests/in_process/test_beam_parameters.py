@@ -15,7 +15,7 @@ from decoding.errors import InvalidRequestError
 from decoding.grammars.structure import StructureState
 from decoding.sampling.params import SamplingParams, Structure
 from engine.model.runner import Runner
-from tests.actors.target.test_beams import Reference, assert_same
+from tests.actors.verifier.test_beams import Reference, assert_same
 from tests.support.beam_loop import beam_row, begin, end, step
 from tests.support.structures import END, NO_DRAFT, VOCAB_SIZE, compiled, follow, unpacked
 

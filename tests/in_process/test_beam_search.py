@@ -7,7 +7,7 @@ import pytest
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.target.loop import Target
+from actors.verifier.loop import Target
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Beams, Cancel
 from decoding.beams.group import Hypothesis

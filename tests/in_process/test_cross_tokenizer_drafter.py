@@ -13,7 +13,7 @@ from actors.loops.grammar_jobs import LoadTokenizer
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from actors.target.planner import DraftPlanner
+from actors.verifier.planner import DraftPlanner
 from actors.wire.link import LocalLink
 from decoding.sampling.params import SamplingParams, Structure
 from decoding.tokenizers.text_aligner import Speller

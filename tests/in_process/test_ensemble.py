@@ -17,9 +17,9 @@ from actors.loops.options import LoopOptions
 from actors.loops.row_table import RowTable
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from actors.target.inbox import TargetInbox
-from actors.target.loop import Target
-from actors.target.row import TargetRow
+from actors.verifier.inbox import TargetInbox
+from actors.verifier.loop import Target
+from actors.verifier.row import TargetRow
 from actors.wire.link import LocalLink
 from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Message
 from decoding.blending.blend import BlendBatch, blend
@@ -301,7 +301,7 @@ def test_messages_to_and_from_members_that_are_lost_are_sent_again() -> None:
 
 def test_connections_to_members_that_nobody_needs_are_closed() -> None:
     with (
-        mock.patch("actors.target.leader._IDLE_S", 0.0),
+        mock.patch("actors.verifier.leader._IDLE_S", 0.0),
         mock.patch.object(LocalLink, "disconnect") as closed,
         running() as engine,
     ):

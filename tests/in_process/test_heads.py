@@ -17,7 +17,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from actors.target.judge import judge
+from actors.verifier.judge import judge
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.heads.eagle3_proposer import Eagle3Proposer
@@ -133,7 +133,7 @@ def test_a_step_that_ran_out_of_memory_is_not_read(kind: HeadsKind) -> None:
             raise torch.OutOfMemoryError("sampling")
         return judge(*given)
 
-    with mock.patch("actors.target.loop.judge", lacking_memory), running(kind) as engine:
+    with mock.patch("actors.verifier.loop.judge", lacking_memory), running(kind) as engine:
         answers = engine.generate(mixed(kind))
         engine.check()
     assert tokens(answers) == expected()

@@ -15,7 +15,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.loops.scheduler import Scheduler
 from actors.replica.in_process import Engine
-from actors.target.judge import judge
+from actors.verifier.judge import judge
 from decoding.beams.group import BeamGroup
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
@@ -149,8 +149,8 @@ def test_memory_that_is_lacking_after_the_forward(expected: list[object]) -> Non
         return call
 
     with (
-        mock.patch("actors.target.loop.judge", sometimes(judge)),
-        mock.patch("actors.target.beams.process", sometimes(process)),
+        mock.patch("actors.verifier.loop.judge", sometimes(judge)),
+        mock.patch("actors.verifier.beams.process", sometimes(process)),
         mock.patch.object(BeamGroup, "_candidates", sometimes(BeamGroup._candidates)),
         mock.patch.object(Scheduler, "_give_up_on"),  # try again
         running() as engine,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from actors.target.beams import BeamRow
+from actors.verifier.beams import BeamRow
 from actors.wire.messages import Admit, Beams, Failed
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions

@@ -18,7 +18,7 @@ from actors.coordinator.blocking import generate
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Request
 from actors.loops.thread import LoopThread
-from actors.target.loop import Target
+from actors.verifier.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
 from actors.wire.logits_memory import SharedLogits, accept, offer

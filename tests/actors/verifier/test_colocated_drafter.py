@@ -11,9 +11,9 @@ import torch
 from actors.coordinator.request import Endpoint, Request, Statistics
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.target.colocated_drafter import ColocatedDrafter
-from actors.target.loop import Target
-from actors.target.row import TargetRow
+from actors.verifier.colocated_drafter import ColocatedDrafter
+from actors.verifier.loop import Target
+from actors.verifier.row import TargetRow
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Ensemble, Failed, Member

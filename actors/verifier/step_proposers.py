@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from actors.loops.row import RowKey
-from actors.target.judge import Verdict
-from actors.target.row import TargetRow, Verification
+from actors.verifier.judge import Verdict
+from actors.verifier.row import TargetRow, Verification
 from decoding.drafts.draft import ProposerName
 from decoding.drafts.worth import MixtureWorth
 

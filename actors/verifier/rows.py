@@ -6,7 +6,7 @@ from actors.loops.row import RowKey
 from actors.loops.row_table import RowTable
 from actors.loops.scheduler import Share
 from actors.loops.served_row import ServedRow
-from actors.target.row import TargetRow, Verification
+from actors.verifier.row import TargetRow, Verification
 from engine.model.page_tables import PageTables
 
 _READ_AHEAD = 16_384  # tokens that proposers read in a turn, all together: long texts must not hold up other rows

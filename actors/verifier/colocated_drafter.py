@@ -13,7 +13,7 @@ from msgspec import structs
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.row import Row, RowKey
-from actors.target.row import TargetRow
+from actors.verifier.row import TargetRow
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.loops.served_row import ServedRow
-from actors.target.adapters import AdapterTable
+from actors.verifier.adapters import AdapterTable
 from actors.wire.messages import Adapter, Admit
 from decoding.sampling.params import SamplingParams
 from engine.loading.lora import LoraWeights

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from actors.ensemble.member import MemberRow
 from actors.loops.options import LoopOptions
-from actors.target import rows
-from actors.target.inbox import TargetInbox
-from actors.target.loop import Target
-from actors.target.planner import DraftPlanner
-from actors.target.row import TargetRow
+from actors.verifier import rows
+from actors.verifier.inbox import TargetInbox
+from actors.verifier.loop import Target
+from actors.verifier.planner import DraftPlanner
+from actors.verifier.row import TargetRow
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import (
     Admit,

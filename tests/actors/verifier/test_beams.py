@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from actors.loops.row_table import RowTable
-from actors.target.beams import BeamRow
+from actors.verifier.beams import BeamRow
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions, EarlyStopping
 from decoding.beams.search import BeamSearch, beam_noise

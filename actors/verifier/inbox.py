@@ -11,12 +11,12 @@ from actors.ensemble.member import MemberRow
 from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
-from actors.target.adapters import AdapterTable
-from actors.target.beams import BeamRow
-from actors.target.leader import EnsembleLeader
-from actors.target.planner import DraftPlanner
-from actors.target.row import TargetRow
-from actors.target.rows import TargetRows
+from actors.verifier.adapters import AdapterTable
+from actors.verifier.beams import BeamRow
+from actors.verifier.leader import EnsembleLeader
+from actors.verifier.planner import DraftPlanner
+from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRows
 from actors.wire.messages import (
     Admit,
     AttachDrafter,

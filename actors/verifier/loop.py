@@ -19,17 +19,17 @@ from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
-from actors.target.adapters import AdapterTable
-from actors.target.colocated_drafter import ColocatedDrafter
-from actors.target.committer import Committer
-from actors.target.heads_drafter import HeadsDrafter
-from actors.target.inbox import TargetInbox
-from actors.target.judge import Verdict, judge
-from actors.target.leader import EnsembleLeader
-from actors.target.planner import DraftPlanner
-from actors.target.row import TargetRow, Verification
-from actors.target.rows import TargetRows
-from actors.target.step_proposers import StepProposer, StepProposers
+from actors.verifier.adapters import AdapterTable
+from actors.verifier.colocated_drafter import ColocatedDrafter
+from actors.verifier.committer import Committer
+from actors.verifier.heads_drafter import HeadsDrafter
+from actors.verifier.inbox import TargetInbox
+from actors.verifier.judge import Verdict, judge
+from actors.verifier.leader import EnsembleLeader
+from actors.verifier.planner import DraftPlanner
+from actors.verifier.row import TargetRow, Verification
+from actors.verifier.rows import TargetRows
+from actors.verifier.step_proposers import StepProposer, StepProposers
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.grammars.mask_threads import MaskThreads

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from actors.target.speculation_trial import SpeculationTrial
+from actors.verifier.speculation_trial import SpeculationTrial
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from actors.loops.row import RowKey
-from actors.target import step_proposers
-from actors.target.judge import Verdict
-from actors.target.row import Verification
-from actors.target.step_proposers import StepProposers
+from actors.verifier import step_proposers
+from actors.verifier.judge import Verdict
+from actors.verifier.row import Verification
+from actors.verifier.step_proposers import StepProposers
 from decoding.drafts.draft import ProposerName, Proposers
 
 STEP_S = 0.04

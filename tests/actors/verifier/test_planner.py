@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 
 from actors.ensemble.rounds import EnsembleRounds
-from actors.target.planner import DraftPlanner
-from actors.target.row import TargetRow
-from actors.target.step_cost import StepCost
+from actors.verifier.planner import DraftPlanner
+from actors.verifier.row import TargetRow
+from actors.verifier.step_cost import StepCost
 from actors.wire.messages import Admit, Ensemble
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.sampling.params import SamplingParams
@@ -21,7 +21,7 @@ STEP_S = 0.030
 def planner(monkeypatch: pytest.MonkeyPatch) -> DraftPlanner:
     """A planner for a target whose step takes 30 ms, and 1 ms more for each further token."""
     cost = StepCost([1, 101], [STEP_S, STEP_S + 0.1])
-    monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
+    monkeypatch.setattr("actors.verifier.planner.measure_step_cost", lambda runner: cost)
     return new_planner()
 
 
@@ -106,7 +106,7 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     """With slow members more draft tokens pay than by the cost of the leader's own steps."""
     sizes = [1, 2, 3, 4, 5]
     cost = StepCost(sizes, [0.02 + 0.01 * size for size in sizes])
-    monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
+    monkeypatch.setattr("actors.verifier.planner.measure_step_cost", lambda runner: cost)
     planner = new_planner()
     alone, leader = running_row(planner, 1), running_row(planner, 2)
     leader.ensemble = EnsembleRounds(Ensemble("leader", [], EnsembleOptions()))
@@ -233,7 +233,7 @@ def test_a_delay_of_the_machine_makes_no_work_negative(monkeypatch: pytest.Monke
     """A slow forward with a short chunk makes more tokens look cheaper than fewer."""
     sizes = [1, 2, 3, 5, 9, 17, 33, 65, 129]
     cost = StepCost(sizes, [STEP_S + 0.001 * tokens for tokens in sizes])
-    monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
+    monkeypatch.setattr("actors.verifier.planner.measure_step_cost", lambda runner: cost)
     planner = new_planner()
     work_s: list[float] = []
     monkeypatch.setattr(planner.trial, "note", lambda *given, **values: work_s.append(values["work_s"]))

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from actors.target.row import TargetRow, Verification
+from actors.verifier.row import TargetRow, Verification
 from decoding.drafts.draft import Draft
 from decoding.drafts.rejection import RejectionRow, verify_by_rejection
 from decoding.drafts.verify import accepted_path

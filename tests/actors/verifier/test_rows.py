@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from actors.loops.served_row import ServedRow
-from actors.target.row import TargetRow
-from actors.target.rows import TargetRows
+from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRows
 from actors.wire.messages import Admit
 from decoding.drafts.ngram import NgramProposer
 from decoding.sampling.params import SamplingParams

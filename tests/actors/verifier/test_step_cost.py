@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.target.step_cost import StepCost, measure_step_cost
+from actors.verifier.step_cost import StepCost, measure_step_cost
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 

@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from actors.loops.row import RowKey
-from actors.target.judge import Verdict
-from actors.target.row import TargetRow, Verification
-from actors.target.rows import TargetRows
+from actors.verifier.judge import Verdict
+from actors.verifier.row import TargetRow, Verification
+from actors.verifier.rows import TargetRows
 from decoding.drafts.calibration import RANKS, RankCalibration
 from decoding.drafts.choice import DraftChoice
 from decoding.drafts.draft import ProposerName

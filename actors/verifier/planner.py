@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from copy import deepcopy
 
 from actors.loops.row import RowKey
-from actors.target.row import TargetRow
-from actors.target.speculation_trial import SpeculationTrial
-from actors.target.step_cost import StepCost, measure_step_cost
+from actors.verifier.row import TargetRow
+from actors.verifier.speculation_trial import SpeculationTrial
+from actors.verifier.step_cost import StepCost, measure_step_cost
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
 from engine.model.runner import Runner

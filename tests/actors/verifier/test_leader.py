@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actors.loops.options import LoopOptions
-from actors.target.loop import Target
+from actors.verifier.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.logits_codec import LogitsTransport, pack
@@ -173,7 +173,7 @@ def test_a_reply_for_which_memory_ran_out_is_asked_for_again(monkeypatch: pytest
     stage = Stage()
     stage.admit(max_tokens=1)
     (request,) = stage.send_as_member(Joined(1))
-    monkeypatch.setattr("actors.target.leader.unpack", unpack)
+    monkeypatch.setattr("actors.verifier.leader.unpack", unpack)
     assert stage.send_as_member(stage.reply(1, 0, 9)) == []
     assert stage.send_as_member(*[Reported(1, 0, 4, [1])] * 3) == [request]
     stage.send_as_member(stage.reply(1, 0, 9))

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
-from actors.target.inbox import TargetInbox
-from actors.target.judge import Verdict
-from actors.target.planner import DraftPlanner
-from actors.target.row import TargetRow, Verification
-from actors.target.rows import TargetRows
+from actors.verifier.inbox import TargetInbox
+from actors.verifier.judge import Verdict
+from actors.verifier.planner import DraftPlanner
+from actors.verifier.row import TargetRow, Verification
+from actors.verifier.rows import TargetRows
 from actors.wire.messages import Commit
 from decoding.drafts.draft import Draft
 from decoding.errors import OutOfPagesError, UnavailableError
