@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-cluster test-slow lint types format chaos chaos-serve soak
+.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test coverage test-cluster test-slow lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ test: export HF_HUB_OFFLINE ?= 1
 
 test: install ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+coverage: export HF_HUB_OFFLINE ?= 1
+
+coverage: install ## run the tests, and write which lines they ran to .coverage-html/index.html
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report html:.coverage-html \
+		--cov-report term:skip-covered $(ARGS)
 
 test-slow: export HF_HUB_OFFLINE ?= 1
 
