@@ -84,7 +84,7 @@ def console_commands() -> list[str]:
 @pytest.mark.parametrize("command", console_commands())
 def test_commands_on_the_terminal(port: int, command: str) -> None:
     """Run with the checkout's modules and without a terminal."""
-    script = f"{sys.executable} -m deployments {command}"
+    script = f"{sys.executable} -m cli {command}"
     environment = {**os.environ, "CONSORT_URL": f"http://127.0.0.1:{port}"}
     options: dict[str, Any] = {"cwd": ROOT, "env": environment, "input": "hi\n", "timeout": 200}
     done = subprocess.run(["bash", "-c", script], **options, capture_output=True, text=True, check=False)
