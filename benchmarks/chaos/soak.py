@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from actors.coordinator import blocking
@@ -32,7 +33,6 @@ from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from benchmarks.chaos.fleet import Fleet, running_fleet
 from benchmarks.chaos.load import Case, collect, make_cases
-from benchmarks.micro.process_memory import rss_bytes
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
@@ -103,7 +103,7 @@ class Soak:
             wrong=[result for result in results if result],
             occupancy=sum(occupied) / max(len(occupied), 1),
             leaked=leaked,
-            rss_bytes={name: rss_bytes(pid) for name, pid in self._served.pids.items()},
+            rss_bytes={name: psutil.Process(pid).memory_info().rss for name, pid in self._served.pids.items()},
             objects=len(gc.get_objects()),
         )
 

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from benchmarks.micro.process_memory import native_bytes
 from engine.model import packed_linear as modules
 from engine.model.faster_layers import use_faster_layers
 from engine.model.forward_input import RowInput
@@ -16,6 +15,7 @@ from engine.model.native.norm import TorchRMSNorm
 from engine.model.packed_linear import JoinedLinear, PackedLinear, _largest_group, packed_linear, padded_size
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, tiny_model
+from tests.support.process_memory import native_bytes
 from tests.support.processors import FAST_DTYPES, needs_bfloat16
 
 

@@ -1,6 +1,6 @@
 """One stream's speed beside processes that never wait, of any servers with OpenAI's API that are up.
 
-python -m benchmarks.busy_neighbours --url http://127.0.0.1:8000 --url http://127.0.0.1:8081 --neighbours 0 1 2
+python -m benchmarks.micro.busy_neighbours --url http://127.0.0.1:8000 --url http://127.0.0.1:8081 --neighbours 0 1 2
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
     ]
     print(table(["tokens/s (of the quiet speed)", *map(str, options.neighbours)], rows))
     if options.output is not None:
-        write(options.output, "benchmarks.busy_neighbours", vars(options), speeds=results)
+        write(options.output, "benchmarks.micro.busy_neighbours", vars(options), speeds=results)
 
 
 if __name__ == "__main__":

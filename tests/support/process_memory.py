@@ -1,8 +1,6 @@
-"""Memory of processes: resident, and allocated by native code."""
+"""Memory that native code has allocated in this process."""
 
 import ctypes
-import os
-from pathlib import Path
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -15,12 +13,6 @@ class _Mallinfo2(ctypes.Structure):
             *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     ]
-
-
-def rss_bytes(pid: int | None = None) -> int:
-    """Return a process's resident memory, with free memory that its allocator keeps. pid: None: this process."""
-    pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def native_bytes() -> int:
