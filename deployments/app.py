@@ -13,16 +13,15 @@ from ray.serve.schema import LoggingConfig
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, load_config, parse_config
-from deployments.configuration.model import ModelConfig
-from deployments.planning.server_plan import give_cluster_gpus
+from deployments.configuration.model import ModelConfig, ScalingConfig
+from deployments.planning.plan import give_cluster_gpus
 from deployments.replicas.coordinator import CoordinatorIngress
 from deployments.replicas.environment import actor_options, runtime_env
 from deployments.replicas.ledger import Ledger
 from deployments.replicas.model_replica import ModelReplica
 from deployments.replicas.names import COORDINATOR, LEDGER, LOCAL_COORDINATOR, deployment_name
 from deployments.replicas.standby_router import STANDBY_ROUTER
-from deployments.scaling.options import ScalingConfig
-from deployments.scaling.scaler import autoscaling_config
+from deployments.scaling.controller import autoscaling_config
 from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _replica_options(
     """Return Serve's option for the number of replicas. served: the deployments that a drafter drafts for."""
     if scaling is None:
         return {"num_replicas": model.replicas}
-    return {"autoscaling_config": autoscaling_config(scaling, scaling.rules(role, served), model.replicas)}
+    return {"autoscaling_config": autoscaling_config(scaling, role, served, model.replicas)}
 
 
 def _options() -> dict[str, Any]:

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Literal
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
+from deployments.configuration.document import Mistakes
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.mistakes import Mistakes
-from deployments.configuration.model import IS_CHECKOUT, ROOT, ModelConfig
+from deployments.configuration.model import ModelConfig
+from deployments.configuration.paths import IS_CHECKOUT, ROOT
 
 if TYPE_CHECKING:
     from ray import LoggingConfig
@@ -125,7 +126,7 @@ def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
 def start_standby() -> None:
     """Start a second coordinator, which serves once the first has died. Returns before it is up."""
     from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
-    from deployments.scaling.scaler import set_replicas
+    from deployments.scaling.controller import set_replicas
 
     asyncio.run(set_replicas(APP_NAME, LOCAL_COORDINATOR, 2))
 

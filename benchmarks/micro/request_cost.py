@@ -31,7 +31,8 @@ from deployments.answers.completion_writers import CompletionWriter
 from deployments.answers.identity import AnswerIdentity
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.model import ROOT, ModelConfig
+from deployments.configuration.model import ModelConfig
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import CompletionRequest
 from engine.loading.grammar_tokenizer import structure_tokenizer

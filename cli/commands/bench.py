@@ -177,7 +177,7 @@ def read_prompts(path: Path | None, count: int) -> list[str]:
     Raises:
         ConfigError: the file can't be read, or has no prompts.
     """
-    from deployments.configuration.model import ROOT
+    from deployments.configuration.paths import ROOT
 
     path = path or ROOT / "models" / "heldout.jsonl"
     try:

@@ -11,6 +11,6 @@ def located(context: click.Context, parameter: click.Parameter, value: str | Non
     Raises:
         ConfigError: as in `locate`.
     """
-    from deployments.configuration.model import locate  # imports pydantic, which `--help` does without
+    from deployments.configuration.paths import locate  # imports pydantic, which `--help` does without
 
     return value if value is None or Path(value).exists() else locate(value)

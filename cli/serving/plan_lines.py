@@ -1,12 +1,15 @@
 """A plan and a configuration in words, before anything is loaded."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.table import Table
 
-from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import ServerConfig
+from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.model import MAX_LENGTH, ModelConfig
+from deployments.configuration.paths import locate, parameter_count, positions_of, read_header
 from deployments.planning.plan import GIB, Assignment, Plan
 
 _FEW = GIB // 10  # bytes, below which they are shown in MiB
@@ -23,10 +26,41 @@ def plan_lines(plan: Plan, config: ServerConfig) -> list[str]:
 def configured_table(config: ServerConfig) -> Table:
     """Return what clients can ask for, and the models behind it."""
     table = Table("model", "target", "drafter", "draft length", "context", box=SIMPLE)
-    for entry in catalogue(config):
-        row = (entry.endpoint, entry.target, entry.drafter, entry.draft_length, entry.context_length or "–")
-        table.add_row(*map(str, row))
+    for name, endpoint in config.endpoints.items():
+        lengths = [_context_length(config.models[model]) for model in endpoint.models]
+        table.add_row(
+            name,
+            " + ".join(_description(model, config) for model in endpoint.models),
+            " + ".join(_drafters(endpoint, config)) or "–",
+            str(endpoint.draft_length if endpoint.drafts else 0),
+            "–" if None in lengths else str(min(length for length in lengths if length is not None)),
+        )
     return table
+
+
+def _context_length(model: ModelConfig) -> int | None:
+    """Return the most tokens of a request; None if only a checkpoint that is not here tells."""
+    folder = Path(locate(model.path))
+    if model.max_length is not None or not (folder / "config.json").is_file():
+        return model.max_length
+    positions = positions_of(read_header(folder))
+    return None if positions is None else min(positions, MAX_LENGTH)
+
+
+def _description(name: str, config: ServerConfig) -> str:
+    path = config.models[name].path
+    count = parameter_count(Path(locate(path)))
+    size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+    return f"{name} ({size}, {path})" if count else f"{name} ({path})"
+
+
+def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
+    if endpoint.drafter is not None:
+        yield _description(endpoint.drafter, config)
+    if endpoint.heads is not None:
+        yield f"{endpoint.heads.kind} heads ({endpoint.heads.path})"
+    if endpoint.ngram is not None:
+        yield "n-grams"
 
 
 def _model_line(model: Assignment, config: ServerConfig) -> str:

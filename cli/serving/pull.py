@@ -9,7 +9,7 @@ from cli.commands.bench import reporting
 from cli.serving.source import as_argument, default_model
 from decoding.errors import ConfigError
 from deployments.configuration.config import load_config
-from deployments.configuration.model import locate
+from deployments.configuration.paths import locate
 from deployments.planning.hub import fetch, fetch_all, is_hub_id
 from deployments.planning.model_server import resolve
 from deployments.planning.plan import GIB

@@ -21,10 +21,10 @@ from cli.serving.source import Source, as_yaml, read_source
 from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
 from deployments.cluster import check_demand, drain, local_client, serving, start_standby
-from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
+from deployments.configuration.api_keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.config import ServerConfig, load_config
-from deployments.configuration.mistakes import Mistakes
-from deployments.configuration.model import IS_CHECKOUT
+from deployments.configuration.document import Mistakes
+from deployments.configuration.paths import IS_CHECKOUT
 from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
 from deployments.planning.machine import has_room_for_standby, prefer_gpus, this_machine
 

@@ -11,14 +11,13 @@ import yaml
 
 from cli.serving.options import flag, given_options, model_server
 from decoding.errors import ConfigError
-from deployments.configuration.access.keys import environment_key
+from deployments.configuration.api_keys import environment_key
 from deployments.configuration.config import ServerConfig, load_config, parse_config
-from deployments.configuration.model import PACKAGE, locate
+from deployments.configuration.paths import PACKAGE, locate
 from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
 from deployments.planning.model_server import BUNDLED
-from deployments.planning.plan import GIB, Plan
-from deployments.planning.server_plan import plan_server, planned
+from deployments.planning.plan import GIB, Plan, plan_server, planned
 
 STANDARD_INPUT = "-"
 

@@ -21,7 +21,7 @@ from deployments.admission.limits import READY, Limits
 from deployments.admission.load import Load
 from deployments.admission.shared_limits import SharedLimits
 from deployments.admission.ticket import Sink, Ticket
-from deployments.configuration.access.key_ring import ANYBODY, ApiKey
+from deployments.configuration.api_keys import ANYBODY, ApiKey
 
 _LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer …
 _PATIENCE_S = 1.0  # … but at least this

@@ -8,7 +8,7 @@ from deployments.admission.key_bounds import KeyRates, Reached, Use, reached_at_
 from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
 from deployments.admission.ticket import Ticket
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 
 
 class Bounds:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from deployments.admission.ticket import Ticket
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 
 _FEW = 16  # entries of ended tickets, which a line may keep however few wait
 _Entry = tuple[int, int, Ticket]  # priority, order of arrival

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from decoding.errors import Bound, OverloadedError
 from deployments.admission.rate_limit import RateLimit
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 
 _LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer delays and retry at once
 _SPREAD = 1.25  # clients that are refused together come again within this factor of the time

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deployments.admission.key_bounds import KeyRates, Reached, Use, reached_at_once
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 
 _SILENCE_S = 5.0  # after which a coordinator counts as dead, and its requests as ended
 _NOTHING = Use()

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from deployments.admission.key_bounds import Reached, Use
 from deployments.admission.key_ledger import Account, Ask, Settlement
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 
 _PERIOD_S = 1.0  # between accounts without anything to ask
 _PATIENCE_S = 0.5  # for the ledger's answer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.coordinator.request import Delta, Request
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 
 Sink = Callable[[Delta], None]
 

@@ -35,7 +35,7 @@ from deployments.answers.token_details import (
 from deployments.answers.writer import Writer
 from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Outcome, Progress
 from deployments.tokenizers.token_decoder import TokenDecoder
 from deployments.validation.errors import body_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from actors.wire.messages import MemberShare
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Outcome, Progress
 
 _DIGITS = 4
 _LEAST = -9999.0  # JSON has no minus infinity

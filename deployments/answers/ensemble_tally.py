@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from actors.coordinator.request import Delta, Request
 from deployments.answers.ensemble_details import EnsembleDetail, describe_blend, describe_outcome
-from deployments.strategies.progress import Outcome
+from deployments.strategies.deliberation import Outcome
 
 
 class EnsembleTally:

@@ -15,7 +15,7 @@ from deployments.answers.schema import speculation_of
 from deployments.answers.token_details import content_logprobs, token_details
 from deployments.answers.writer import Writer
 from deployments.requests.responses.responses_request import ResponsesRequest
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Outcome, Progress
 from deployments.tokenizers.token_decoder import TokenDecoder
 from deployments.tokenizers.tool_format import Arguments, CallStart, Reasoning
 from deployments.validation.errors import body_of

@@ -14,7 +14,7 @@ from actors.coordinator.request import Delta
 from decoding.errors import InvalidRequestError
 from deployments.answers.identity import AnswerIdentity
 from deployments.answers.writer import Writer
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Outcome, Progress
 
 LAST_EVENT_ID = "Last-Event-ID"
 NO_EVENT = "0"  # from a client that wants ids and has no event yet

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from actors.coordinator.request import Delta
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Outcome, Progress
 
 
 class Writer(ABC):

@@ -9,23 +9,24 @@ from pydantic import Field, ValidationError
 
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.sampling.params import SamplingParams
-from deployments.configuration.access.keys import environment_key
-from deployments.configuration.document import read_document
+from deployments.configuration.api_keys import environment_key
+from deployments.configuration.document import Mistakes, read_document
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.mistakes import Mistakes
-from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
-from deployments.configuration.names import Name, check_names
+from deployments.configuration.model import MAX_LENGTH, ModelConfig
 from deployments.configuration.paths import (
+    ROOT,
     check_checkpoint,
     check_local,
     expanded,
     is_local,
+    locate,
     positions_of,
     read_header,
 )
 from deployments.configuration.roles import check_roles, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
+from deployments.configuration.values import Name, check_names
 from deployments.validation.strict import StrictModel, problems_of
 
 if TYPE_CHECKING:

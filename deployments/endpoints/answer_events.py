@@ -5,14 +5,12 @@ from contextlib import aclosing
 from functools import partial
 
 from actors.coordinator.request import Delta, Request
-from deployments.configuration.access.key_ring import ANYBODY, ApiKey
+from deployments.configuration.api_keys import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.strategies.deliberation import Deliberation
-from deployments.strategies.merging import merge_streams
+from deployments.strategies.deliberation import Deliberation, Outcome, Progress
+from deployments.strategies.members import Run, merge_streams
 from deployments.strategies.options import StrategyOptions
-from deployments.strategies.progress import Outcome, Progress
-from deployments.strategies.proposals import Run
 
 EventBatch = Sequence[tuple[int, Delta | Progress | Outcome]]  # index of the request, its event
 

@@ -17,15 +17,16 @@ from decoding.tokenizers.vocabulary import Vocabulary
 from deployments.compression.compressor import Compressor
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.entry_point import load_callable
-from deployments.configuration.model import ModelConfig, locate
+from deployments.configuration.model import ModelConfig
+from deployments.configuration.paths import locate
+from deployments.configuration.values import load_callable
 from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.logprob_budget import LogprobBudget
 from deployments.endpoints.structure_checker import StructureChecker
 from deployments.endpoints.tokenizer_compatibility import check_drafter, check_members
 from deployments.requests.sampling_fields import SamplingFields
-from deployments.strategies.loading import load_strategy
+from deployments.strategies.options import load_strategy
 from deployments.tokenizers.response_templates import kept_tokens, response_template
 from deployments.tokenizers.text_decoder import text_decoder
 from deployments.tokenizers.token_decoder import TokenDecoder

@@ -21,7 +21,7 @@ from deployments.admission.admission import Admission, Room
 from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
 from deployments.answers.delta_queue import DeltaBatch, DeltaQueue, StreamPace
-from deployments.configuration.access.key_ring import ANYBODY, ApiKey
+from deployments.configuration.api_keys import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body

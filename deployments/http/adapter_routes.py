@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
-from deployments.configuration.names import Name
+from deployments.configuration.values import Name
 from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.http.middleware.gate import admins_only
 from deployments.validation.errors import ErrorBody

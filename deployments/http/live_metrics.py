@@ -15,7 +15,7 @@ from deployments.endpoints.service import Service
 from deployments.http.server_status import ReplicaLoad, replica_loads
 from deployments.monitoring.exposition import with_coordinator
 from deployments.monitoring.metrics import ENDPOINT_LABELS, ENGINE
-from deployments.scaling.placement import Placement
+from deployments.scaling.controller import Placement
 from engine.model.page_tables import PAGE_SIZE
 
 _REPLICA_LABELS = ("model", "role", "replica")

@@ -11,7 +11,7 @@ import msgspec
 from actors.coordinator.request import Delta
 from deployments.answers.writer import Writer
 from deployments.endpoints.answer_events import EventBatch
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Outcome, Progress
 
 _SLICE = 32  # events that are written without a pause
 _SMALL_ANSWER = 2000  # tokens; larger whole answers are written in a thread

@@ -22,7 +22,7 @@ from deployments.answers.responses_writer import ResponsesWriter
 from deployments.answers.resumable import LAST_EVENT_ID, ResumableWriter
 from deployments.answers.schema import Answer
 from deployments.answers.writer import Writer
-from deployments.configuration.access.key_ring import KeyRing
+from deployments.configuration.api_keys import KeyRing
 from deployments.endpoints.answer_events import EventBatch, answer_events
 from deployments.endpoints.logprob_budget import count_reported_tokens
 from deployments.endpoints.resumption import last_event, may_resume

@@ -11,7 +11,7 @@ from actors.wire.messages import Report
 from deployments.configuration.roles import roles_in
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.scaling.placement import Placement
+from deployments.scaling.controller import Placement
 
 
 class RequestCounts(BaseModel):

@@ -19,7 +19,7 @@ from deployments.http.drain import Drain
 from deployments.http.live_metrics import LiveMetrics, replica_counts
 from deployments.http.server_status import ServerStatus, server_status
 from deployments.monitoring.exposition import exposition
-from deployments.scaling.placement import Placement
+from deployments.scaling.controller import Placement
 from deployments.validation.errors import ErrorBody
 
 AskOthers = Callable[[], Awaitable[list[list[Metric]]]]

@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 from decoding.errors import ConfigError
-from deployments.configuration.tracing import TracingConfig
+from deployments.configuration.http import TracingConfig
 
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer

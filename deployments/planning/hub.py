@@ -9,7 +9,7 @@ from typing import Literal
 
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import ServerConfig
-from deployments.configuration.model import PACKAGE, locate
+from deployments.configuration.paths import PACKAGE, locate
 from engine.loading.gguf import hub_file
 
 Files = Literal["settings", "weights", "all"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
-from deployments.configuration.model import PACKAGE, locate
-from deployments.configuration.names import RESERVED
+from deployments.configuration.paths import PACKAGE, locate
+from deployments.configuration.values import RESERVED
 from deployments.planning.hub import is_hub_id
 from deployments.planning.model_size import config_json
 from engine.loading.gguf import hub_file, is_gguf

@@ -4,19 +4,28 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from decoding.errors import ConfigError
-from deployments.configuration.catalogue import tensors_in
 from deployments.configuration.model import ModelConfig
-from deployments.planning.demand import ModelSize
+from deployments.configuration.paths import tensors_in
 from engine.loading.gguf import converted_folder, is_gguf, local_file
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int8": 1.0}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Estimates from a checkpoint's headers; None: unknown."""
+
+    weights_bytes: int
+    kv_bytes: int | None = None  # keys and values of one token, in all layers
+    positions: int | None = None
 
 
 def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) -> ModelSize | None:

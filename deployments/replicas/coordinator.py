@@ -22,8 +22,7 @@ from deployments.replicas.environment import share_interpreter, uncollected
 from deployments.replicas.ledger import Ledger, settle
 from deployments.replicas.model_replica import ModelReplica
 from deployments.replicas.names import APP_NAME, deployment_name
-from deployments.scaling.placement import placements
-from deployments.scaling.scaler import set_replicas
+from deployments.scaling.controller import placements, set_replicas
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -6,7 +6,7 @@ from ray.serve.handle import DeploymentHandle
 
 if TYPE_CHECKING:
     from deployments.admission.key_ledger import Account, Settlement
-    from deployments.configuration.access.key_ring import ApiKey
+    from deployments.configuration.api_keys import ApiKey
 
 
 class Ledger:

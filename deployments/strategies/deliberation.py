@@ -1,20 +1,74 @@
-"""Members propose candidates and the strategy chooses one. Yields progress. Must not know HTTP."""
+"""Members propose whole answers and the strategy chooses one. Yields progress, then the outcome."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
-from actors.coordinator.request import Request, Statistics
+from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
-from deployments.strategies.candidate import Candidate
-from deployments.strategies.merging import merge_streams
+from deployments.strategies.members import Candidate, MemberClient, Participant, Run, merge_streams
 from deployments.strategies.options import StrategyOptions
-from deployments.strategies.progress import CandidateReport, MemberReport, Outcome, Progress
-from deployments.strategies.proposals import MemberClient, Participant, Run
 from deployments.strategies.ranking import Ranking, by_score, majority, minimum_risk
+
+ProgressKind = Literal["candidate", "scored", "member_failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A finished step."""
+
+    kind: ProgressKind
+    model: str  # the member's
+    done: int  # finished steps of this kind, failed ones included
+    total: int
+    index: int | None = None  # of the candidate, among its member's
+    tokens: int | None = None
+    log_likelihood: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateReport:
+    """How a candidate was judged."""
+
+    model: str
+    index: int
+    score: float
+    log_likelihood: float  # nats per token, by its own member
+    tokens: int
+    extracted: str | None  # majority: the answer it voted for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReport:
+    """What a member contributed."""
+
+    model: str
+    weight: float  # share among the members that answered; 0: it failed
+    candidates: int
+    tokens: int
+    votes: int | None  # candidates with the winner's answer; None without a vote
+    agreement: float | None  # share of its candidates with the winner's answer
+    latency_s: float  # until its last candidate
+    error: str | None = None  # why it failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result: the winner as one delta, whose statistics count all candidates, and how it was chosen."""
+
+    delta: Delta
+    strategy: str
+    winner: str  # model of its member
+    agreement: float | None
+    votes: dict[str, float] | None
+    members: Sequence[MemberReport]
+    candidates: Sequence[CandidateReport]  # best first
+
 
 Event = Progress | Outcome
 Work = Callable[[Participant], AsyncGenerator[Progress, None]]

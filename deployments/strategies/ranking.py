@@ -1,13 +1,20 @@
-"""Rank N candidates by score, vote or minimum Bayes risk: pure functions. Must not know models.
+"""Rank N candidates by score, vote or minimum Bayes risk: pure functions.
 
 The weight of a candidate is its member's. Its log-likelihood is by its own member.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from deployments.strategies.utility import Utility
+Utility = Callable[[str, str], float]  # (candidate, reference) -> utility, higher is better
+
+
+def chrf(candidate: str, reference: str) -> float:
+    """Character n-gram F-score, 0 to 1: chrF2 (Popović 2015, "chrF", WMT), by sacrebleu (arXiv 1804.08771)."""
+    from sacrebleu import sentence_chrf  # slow to import and seldom needed
+
+    return float(sentence_chrf(candidate, [reference]).score) / 100
 
 
 @dataclass(frozen=True, slots=True)

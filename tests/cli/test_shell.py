@@ -9,12 +9,12 @@ from rich.console import Console
 from cli import shell
 from cli.commands.progress import ProgressDisplay
 from cli.serving import server
+from cli.serving.plan_lines import configured_table
 from decoding.errors import ConfigError
 from deployments.client import Client, Reply
 from deployments.cluster import StartProgress
-from deployments.configuration.catalogue import catalogue, parameter_count
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT, parameter_count
 
 
 def invoke(*arguments: str) -> Result:
@@ -107,9 +107,9 @@ def test_host_and_port_override_the_file() -> None:
 
 def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
     assert parameter_count(tmp_path) == 0
-    (entry,) = catalogue(load_config(TINY_CONFIG))
-    assert entry.target.startswith("target (")
-    assert f"{parameter_count(ROOT / 'models' / 'target') / 1e6:.1f} M" in entry.target
+    (target,) = configured_table(load_config(TINY_CONFIG)).columns[1].cells
+    assert str(target).startswith("target (")
+    assert f"{parameter_count(ROOT / 'models' / 'target') / 1e6:.1f} M" in str(target)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(ConfigError, match="not a safetensors file"):
         parameter_count(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.http.scaling_routes import ScaleRequest
 from tests.cluster.fleet import ADDRESSES, SERVERS, Fleet
 

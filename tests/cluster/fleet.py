@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 ADDRESSES = {
     "head": "10.77.0.10",

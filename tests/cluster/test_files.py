@@ -17,12 +17,12 @@ from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 from cluster.pools import PoolProvider
 from deployments.app import BuildArgs, build_application
 from deployments.configuration.config import ServerConfig, load_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.model import ScalingConfig
+from deployments.configuration.paths import ROOT
 from deployments.http.proxy import CALLBACK
 from deployments.replicas.names import COORDINATOR, deployment_name
-from deployments.scaling.options import ScalingConfig
+from deployments.scaling.controller import with_fixed_count
 from deployments.scaling.policy import scale
-from deployments.scaling.scaler import with_fixed_count
 from setup import DATA_FOLDERS, PACKAGE, SHIPPED, checkout_layout
 from tests.cluster.documented import with_redis
 

@@ -22,7 +22,7 @@ from consort import (
     UnavailableError,
     UnknownModelError,
 )
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.support.adapters import save_adapter
 
 TARGET, DRAFTER = ROOT / "models" / "target", ROOT / "models" / "drafter"

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from deployments.admission.limits import Limits
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service

@@ -19,8 +19,7 @@ from deployments.cluster import (
 )
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.model import ModelConfig
-from deployments.scaling.options import ScalingConfig
+from deployments.configuration.model import ModelConfig, ScalingConfig
 
 TRACE = """The deployment failed to start 2 times in a row. Error:
 ray::ServeReplica:consort:Target-target.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)

@@ -9,13 +9,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cli import shell
-from deployments.configuration.access.keys import ApiKeyConfig
-from deployments.configuration.adaptation import AdaptationConfig
+from deployments.configuration.api_keys import ApiKeyConfig
 from deployments.configuration.config import parse_config
 from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, NgramConfig
-from deployments.configuration.http import HttpConfig
-from deployments.configuration.model import ROOT, ModelConfig
-from deployments.configuration.tracing import TracingConfig
+from deployments.configuration.http import HttpConfig, TracingConfig
+from deployments.configuration.model import AdaptationConfig, ModelConfig
+from deployments.configuration.paths import ROOT
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.responses.responses_request import ResponsesRequest

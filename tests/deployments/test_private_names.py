@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 PACKAGES = (
     "actors",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 SECRET = "secret-of-the-tests"
 _TRIES, _PAUSE_S = 600, 0.1

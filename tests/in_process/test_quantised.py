@@ -14,7 +14,7 @@ from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.memory_budget import weights_on_devices
 from engine.loading.quantization import Quantization, weight_bytes

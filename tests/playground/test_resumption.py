@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 # Answers requests by what SCRIPTS says: the body of a stream, a status, or null where nobody listens.
 DRIVER = """

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.cluster import serving
 from deployments.configuration.config import TINY_CONFIG, load_config, parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.replicas.names import APP_NAME, COORDINATOR
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.server.conftest import Server
 from tests.server.test_failures import TARGET, coordinator_pids, wait_for_another
 from tests.support.adapters import save_adapter

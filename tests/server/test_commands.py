@@ -11,7 +11,7 @@ import pytest
 
 from deployments.client import Client
 from deployments.configuration.config import TINY_CONFIG
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.support.commands import running
 from tests.support.waiting import wait_until
 

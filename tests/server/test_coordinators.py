@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from benchmarks.serving.servers import free_port
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.server.conftest import requests_by_coordinator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]

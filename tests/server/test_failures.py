@@ -15,7 +15,7 @@ import pytest
 
 from deployments.cluster import start_standby
 from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
-from deployments.scaling.scaler import set_replicas
+from deployments.scaling.controller import set_replicas
 from tests.deployments.bad_input import CASES
 from tests.server.conftest import Server, requests_by_coordinator
 from tests.support.waiting import wait_until

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.server.conftest import Server
 
 pytestmark = pytest.mark.cluster

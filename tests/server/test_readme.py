@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from deployments.configuration.config import parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.support.commands import running
 
 pytestmark = pytest.mark.cluster

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 _STOP_S = 200.0  # longer than `http.drain_s` and the limit on Ray's end together
 

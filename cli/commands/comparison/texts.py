@@ -15,12 +15,9 @@ from decoding.blending.ensemble_options import EnsembleOptions
 from deployments.admission.limits import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.strategies.candidate import join_deltas
-from deployments.strategies.deliberation import Deliberation
-from deployments.strategies.merging import merge_streams
+from deployments.strategies.deliberation import Deliberation, Outcome
+from deployments.strategies.members import MemberClient, Run, join_deltas, merge_streams
 from deployments.strategies.options import StrategyOptions
-from deployments.strategies.progress import Outcome
-from deployments.strategies.proposals import MemberClient, Run
 from evaluation.metrics import TextMetrics, measure
 
 _SCORING_TIMEOUT_S = 600.0

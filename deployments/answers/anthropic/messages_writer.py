@@ -13,7 +13,7 @@ from deployments.answers.parts import Choice
 from deployments.answers.schema import speculation_of
 from deployments.answers.writer import Writer
 from deployments.requests.anthropic.messages_request import MessagesRequest
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Outcome, Progress
 from deployments.tokenizers.token_decoder import TokenDecoder
 from deployments.tokenizers.tool_format import Arguments, CallStart, Reasoning
 from deployments.validation.errors import anthropic_body, body_of, status_of

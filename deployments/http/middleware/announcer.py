@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admission.admission import Room
-from deployments.configuration.access.key_ring import ApiKey, KeyRing
+from deployments.configuration.api_keys import ApiKey, KeyRing
 from deployments.endpoints.service import Service
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
 from deployments.http.drain import Drain

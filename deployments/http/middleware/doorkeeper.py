@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import OverloadedError
-from deployments.configuration.access.key_ring import secret_digest
+from deployments.configuration.api_keys import secret_digest
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
 from deployments.http.middleware.anthropic_errors import is_messages_path
 from deployments.http.middleware.gate import authorization_of, request_id_of

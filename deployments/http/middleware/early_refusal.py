@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import OverloadedError
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 from deployments.http.bodies import SMALL_BYTES
 from deployments.http.middleware.paths import GENERATING, is_work
 from deployments.validation.errors import error_response

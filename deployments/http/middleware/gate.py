@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.configuration.access.key_ring import ApiKey, KeyRing
+from deployments.configuration.api_keys import ApiKey, KeyRing
 from deployments.http.page import is_page
 from deployments.validation.errors import refusal_response
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 # What is needed for one of each kind; the faults of single models have tests of their own.
 OPTIONS = {

@@ -15,7 +15,7 @@ from cli.commands.bench import _show, configured_pair, pair_config, read_prompts
 from cli.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
 from decoding.errors import ConfigError
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from evaluation import step_times
 from evaluation.limits import accepted_lengths
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli import shell
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.deployments.conftest import tiny_runner
 
 if TYPE_CHECKING:

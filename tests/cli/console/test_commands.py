@@ -17,7 +17,7 @@ from cli.commands.dashboard import render, watch
 from cli.commands.status import StatusReader
 from cli.console.complete import complete
 from deployments.client import Client
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.cli.console.conftest import shown
 from tests.cli.console.fake_server import STATUS, FakeServer
 

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from cli import shell
 from cli.console.slash import COMMANDS, KEYS
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 PAGE = (ROOT / "docs" / "console.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from tests.cli.console.fake_server import FakeServer
 
 _PATIENCE_S = 10.0

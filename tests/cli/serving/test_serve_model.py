@@ -14,7 +14,7 @@ from cli import shell
 from cli.serving import server
 from decoding.errors import UnavailableError
 from deployments.configuration.config import load_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.planning import machine
 from deployments.planning.machine import Gpu, Machine, this_machine
 from deployments.planning.plan import GIB

@@ -13,10 +13,10 @@ from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission
 from deployments.admission.limits import Limits, limits_of
 from deployments.admission.ticket import Sink
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 from deployments.configuration.config import TINY_CONFIG, load_config
+from deployments.configuration.model import ScalingConfig
 from deployments.endpoints.service import Service
-from deployments.scaling.options import ScalingConfig
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 ENDPOINT = Endpoint("e", "target", None, 0, lambda ids: "")

@@ -18,7 +18,7 @@ from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission
 from deployments.admission.limits import Limits
 from deployments.admission.ticket import Sink
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 from tests.deployments.admission.test_admission import ENDPOINT, nothing
 
 STEP_S = 0.05

@@ -9,7 +9,7 @@ from decoding.errors import OverloadedError
 from deployments.admission.admission import Admission
 from deployments.admission.limits import Limits
 from deployments.admission.rate_limit import RateLimit
-from deployments.configuration.access.key_ring import ApiKey
+from deployments.configuration.api_keys import ApiKey
 from tests.deployments.admission.test_admission import Backend, nothing, request
 
 

@@ -13,7 +13,7 @@ from deployments.admission.key_bounds import Use
 from deployments.admission.key_ledger import Account, Ask, KeyLedger, Settlement
 from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
-from deployments.configuration.access.key_ring import ANYBODY, ApiKey
+from deployments.configuration.api_keys import ANYBODY, ApiKey
 from tests.deployments.admission.test_admission import Backend, nothing, request
 
 FOUR = ApiKey("four", max_requests=4)

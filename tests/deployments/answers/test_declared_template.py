@@ -13,7 +13,7 @@ from actors.coordinator.request import Delta, Request, Statistics
 from actors.coordinator.text_stream import TextStream
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from actors.replica.in_process import Engine
-from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
+from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from decoding.errors import InvalidRequestError
 from deployments.compression.compressor import CompressionOptions, Compressor
 from deployments.compression.pieces import last_paragraph, split, stretches
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from engine.loading.settings import load_tokenizer
 
 TEXT = "One day. It rained, naïve 日本 🙂!\n\nThe cat sat on the mat. And then?\nYes: it stayed."

@@ -14,8 +14,9 @@ from deployments.app import BuildArgs
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config, parse_config
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
-from deployments.configuration.names import RESERVED
+from deployments.configuration.model import MAX_LENGTH, ModelConfig
+from deployments.configuration.paths import ROOT, locate
+from deployments.configuration.values import RESERVED
 from engine.loading import settings
 
 VALID: dict[str, Any] = {

@@ -12,11 +12,10 @@ from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.errors import ConfigError, InvalidRequestError
 from deployments.configuration.config import load_config, parse_config
-from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.ensembles import BlendConfig, StrategyConfig
-from deployments.configuration.model import ROOT
+from deployments.configuration.endpoint import BlendConfig, EndpointConfig, StrategyConfig
+from deployments.configuration.paths import ROOT
 from deployments.requests.ensemble_fields import EnsembleFields
-from deployments.strategies.loading import load_strategy
+from deployments.strategies.options import load_strategy
 from deployments.validation.strict import problem_of
 from tests.deployments.test_docs import config_row
 

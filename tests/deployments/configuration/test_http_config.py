@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from decoding.errors import ConfigError
-from deployments.configuration.access.keys import key_of
+from deployments.configuration.api_keys import key_of
 from deployments.configuration.config import parse_config
 from deployments.configuration.http import HttpConfig
 

@@ -7,7 +7,7 @@ import pytest
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import load_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 
 TARGET, DRAFTER = ROOT / "models" / "target", ROOT / "models" / "drafter"
 MODEL = f"path: {TARGET}"

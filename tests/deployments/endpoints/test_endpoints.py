@@ -15,7 +15,7 @@ from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError, InvalidRequestError
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import ChatRequest, CompletionRequest

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
-from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
+from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deployments.admission.limits import Limits
-from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
+from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

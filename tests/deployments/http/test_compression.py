@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from deployments.admission.limits import Limits
 from deployments.configuration.config import parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from actors.coordinator.request import Delta, Request
 from deployments.admission.key_bounds import KeyRates, Reached, Use
 from deployments.admission.limits import Limits
-from deployments.configuration.access.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
+from deployments.configuration.api_keys import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.admission.limits import Limits
-from deployments.configuration.access.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
+from deployments.configuration.api_keys import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.middleware.early_refusal import EarlyRefusal

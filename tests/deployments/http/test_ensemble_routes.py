@@ -15,7 +15,7 @@ from actors.loops.options import LoopOptions
 from decoding.errors import ConfigError
 from deployments.admission.limits import Limits
 from deployments.configuration.config import ServerConfig, load_config, parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
 from deployments.admission.limits import Limits
-from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
+from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import DeadlineError, UnavailableError
 from deployments.admission.limits import Limits
-from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
+from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.middleware.outcomes import OutcomeMiddleware

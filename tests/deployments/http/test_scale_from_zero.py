@@ -9,7 +9,7 @@ from actors.coordinator.request import Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from deployments.configuration.config import load_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

@@ -11,7 +11,7 @@ from actors.wire.messages import AdaptationState, Report
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
-from deployments.scaling.placement import Placement
+from deployments.scaling.controller import Placement
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12}

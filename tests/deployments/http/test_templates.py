@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

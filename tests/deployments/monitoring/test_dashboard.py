@@ -9,7 +9,7 @@ import yaml
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.monitoring.replica_metrics import COUNTERS, GAUGES
 
 DASHBOARD = json.loads((ROOT / "dashboards" / "consort.json").read_text(encoding="utf-8"))

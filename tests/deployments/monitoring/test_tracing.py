@@ -17,9 +17,8 @@ from actors.coordinator.timeline import Timeline
 from actors.replica.in_process import Engine
 from decoding.errors import ConfigError, UnavailableError
 from deployments.admission.limits import Limits
-from deployments.configuration.access.key_ring import KeyRing
-from deployments.configuration.access.keys import key_of
-from deployments.configuration.tracing import TracingConfig
+from deployments.configuration.api_keys import KeyRing, key_of
+from deployments.configuration.http import TracingConfig
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 from cli import shell
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.paths import ROOT
 from deployments.planning.hub import Snapshot, fetch, fetch_all, is_hub_id, on_disk, stay_offline
 from deployments.planning.model_server import ModelServer
 

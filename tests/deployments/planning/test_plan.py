@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from decoding.errors import ConfigError
-from deployments.planning.demand import Demand, ModelSize
+from deployments.planning.devices import Demand
 from deployments.planning.machine import Gpu, Machine
+from deployments.planning.model_size import ModelSize
 from deployments.planning.plan import GIB, Assignment, Plan, make_plan
 
 SMALL = ModelSize(weights_bytes=1 * GIB, kv_bytes=2**15, positions=8192)

@@ -11,12 +11,12 @@ import torch
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
-from deployments.configuration.model import ROOT, ModelConfig
+from deployments.configuration.model import ModelConfig
+from deployments.configuration.paths import ROOT
 from deployments.planning.machine import Gpu, Machine
 from deployments.planning.model_server import ModelServer
 from deployments.planning.model_size import size_of
-from deployments.planning.plan import GIB
-from deployments.planning.server_plan import demands_of, give_cluster_gpus, plan_server, planned
+from deployments.planning.plan import GIB, demands_of, give_cluster_gpus, plan_server, planned
 from engine.loading.quantization import Quantization, weight_bytes
 from tests.support.models import tiny_model
 

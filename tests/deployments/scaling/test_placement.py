@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray.serve.exceptions import RayServeException
 
-from deployments.scaling.placement import Placement, placement_of, placements
+from deployments.scaling.controller import Placement, placement_of, placements
 
 RUNNING, LOADING = {"state": "RUNNING", "node_id": "a"}, {"state": "STARTING", "node_id": "a"}
 UNPLACED, STOPPING = {"state": "STARTING"}, {"state": "STOPPING", "node_id": "a"}

@@ -14,15 +14,14 @@ from ray.serve.schema import ServeApplicationSchema
 
 from decoding.errors import ConfigError, UnavailableError
 from deployments.app import BuildArgs, build, build_application
-from deployments.configuration.access.key_ring import KeyRing
-from deployments.configuration.access.keys import key_of
+from deployments.configuration.api_keys import KeyRing, key_of
 from deployments.configuration.config import parse_config
-from deployments.configuration.model import ROOT
+from deployments.configuration.model import ScalingConfig
+from deployments.configuration.paths import ROOT
 from deployments.http.middleware.gate import Gate
 from deployments.http.scaling_routes import add_scaling_route
-from deployments.scaling import scaler
-from deployments.scaling.options import ScalingConfig
-from deployments.scaling.scaler import set_replicas, with_fixed_count
+from deployments.scaling import controller
+from deployments.scaling.controller import set_replicas, with_fixed_count
 from deployments.validation.errors import install_error_handlers
 
 MODELS = {
@@ -171,6 +170,6 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(monkeypatch: pytest
     """As while Ray's head is dead: Ray keeps the call for the controller's next life."""
     silent = SimpleNamespace(get_app_configs=SimpleNamespace(remote=asyncio.Event().wait))
     monkeypatch.setattr("ray.serve.context._get_global_client", lambda: SimpleNamespace(_controller=silent))
-    monkeypatch.setattr(scaler, "_ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(controller, "_ANSWER_TIMEOUT_S", 0.01)
     with pytest.raises(UnavailableError, match="has not answered"):
         asyncio.run(set_replicas("consort", "Target-large", 2))

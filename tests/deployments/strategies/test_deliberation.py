@@ -17,10 +17,8 @@ from decoding.blending.params import BlendParams
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.endpoints.service import Service
-from deployments.strategies.deliberation import Deliberation
-from deployments.strategies.extraction import by_regex
-from deployments.strategies.options import StrategyOptions
-from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.deliberation import Deliberation, Outcome, Progress
+from deployments.strategies.options import StrategyOptions, by_regex
 from engine.model.runner import Runner
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.support.models import VOCAB, tiny_model

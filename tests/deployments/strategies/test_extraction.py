@@ -5,8 +5,8 @@ import time
 import pytest
 
 from decoding.errors import ConfigError
-from deployments.configuration.entry_point import load_callable
-from deployments.strategies.extraction import by_json_field, by_regex, whole_text
+from deployments.configuration.values import load_callable
+from deployments.strategies.options import by_json_field, by_regex, whole_text
 
 
 @pytest.mark.parametrize(

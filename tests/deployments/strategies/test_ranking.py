@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.strategies.ranking import by_score, majority, minimum_risk
-from deployments.strategies.utility import chrf
+from deployments.strategies.ranking import by_score, chrf, majority, minimum_risk
 
 ANY = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c", None]), st.floats(0.1, 10), st.floats(-20, 0)), min_size=1, max_size=12

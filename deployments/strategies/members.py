@@ -1,17 +1,90 @@
-"""Ask a deliberation's members for candidates, and for the likelihood of the others' candidates."""
+"""Ask the members of a deliberation for whole answers, and for the likelihood of the others' answers."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import fmean
+from typing import TypeVar
 
 from actors.coordinator.request import Delta, Request
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
-from deployments.strategies.candidate import Candidate, join_deltas
+
+T = TypeVar("T")
+
+
+async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield each item as it comes, with the index of its stream. The first error cancels all; so does closing."""
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+
+    async def forward(index: int, stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    queue.put_nowait((index, item))
+        except Exception as error:
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """One of a member's answers."""
+
+    member: str
+    index: int  # among the member's candidates
+    delta: Delta  # the complete answer, with log-probabilities
+
+    @property
+    def text(self) -> str:
+        return self.delta.text
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.delta.tokens
+
+    @property
+    def log_likelihood(self) -> float:
+        """Nats per token by the member itself, the end token included; −∞ without tokens."""
+        tokens = self.delta.logprobs
+        return fmean(token.logprob for token in tokens) if tokens else float("-inf")
+
+
+def join_deltas(deltas: Sequence[Delta]) -> Delta:
+    """Join all deltas of an answer into one."""
+    first, last = deltas[0], deltas[-1]
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.tokens],
+        last.statistics,
+        sources=[source for delta in deltas for source in delta.sources],
+        logprobs=list(chain.from_iterable(delta.logprobs or () for delta in deltas)),
+        prompt_logprobs=first.prompt_logprobs,
+        finish=last.finish,
+        stop_reason=last.stop_reason,
+    )
+
 
 Run = Callable[[Sequence[Request]], AsyncGenerator[list[tuple[int, Delta]], None]]
 

@@ -1,1 +1,0 @@
-"""Who may ask a server: API keys, and its certificate."""
