@@ -34,7 +34,6 @@ class ModelOptions(TypedDict, total=False):
     memory_gib: float | None
     slots: int | Literal["auto"]
     max_length: int | None
-    prefill_chunk: int
     threads: int | None
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.api_keys import environment_key
-from deployments.configuration.document import Mistakes, read_document
+from deployments.configuration.document import Mistakes, read_document, without_removed_keys
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig
@@ -93,6 +93,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
 
 def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
     """Return the configuration, or where there are mistakes the parts that are right by themselves."""
+    data = without_removed_keys(data, mistakes)
     try:
         config, is_sound = ServerConfig.model_validate(data), True
     except ValidationError as error:

@@ -2,11 +2,38 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from decoding.errors import ConfigError
+
+_REMOVED = {  # keys of earlier versions, by path, and what holds now; *: any name
+    "models.*.prefill_chunk": "a step has at most 256 tokens of prompts",
+    "models.*.inside": "set colocated_with instead",
+    "models.*.scaling.use": "set target_utilization instead",
+    "models.*.scaling.least_use": "a target goes if the others would use at most 80 % of target_utilization",
+    "models.*.scaling.scale_down_below": "a target goes if the others would use at most 80 % of target_utilization",
+    "models.*.scaling.most_lag": "a drafter is added where targets wait for 15 % of their time",
+    "models.*.scaling.max_draft_lag": "a drafter is added where targets wait for 15 % of their time",
+    "models.*.scaling.least_lag": "a drafter goes where targets wait for less than 3 % of their time",
+    "models.*.scaling.min_draft_lag": "a drafter goes where targets wait for less than 3 % of their time",
+    "models.*.scaling.look_back_s": "the load is averaged over 20 s",
+    "models.*.scaling.probe_period_s": "where no drafter pays, one is tried every ten minutes",
+    "models.*.adaptation.texts": "a drafter learns from the newest 256 texts",
+    "models.*.adaptation.update_after": "a round of learning begins after 32 new texts",
+    "http.stream_interval_s": "a stream holds events back for 0.2 s at most",
+    "http.max_logprobs_per_request": "the answers to a request have at most 500,000 log-probabilities together",
+}
+_HINTS = {  # by a part of the parser's complaint
+    "'\\t'": "indent with spaces, not tabs",
+    "mapping values are not allowed": "put values with ': ' in quotes",
+    "but got": "put values with special characters in quotes",
+    "could not determine a constructor": "tags are not supported; remove it",
+    "but found another document": "keep one document, without a line of '---' in it",
+}
 
 
 class Mistakes:
@@ -35,15 +62,6 @@ class Mistakes:
             raise ConfigError("\n  ".join([f"{len(self._lines)} mistakes", *self._lines]))
 
 
-_HINTS = {  # by a part of the parser's complaint
-    "'\\t'": "indent with spaces, not tabs",
-    "mapping values are not allowed": "put values with ': ' in quotes",
-    "but got": "put values with special characters in quotes",
-    "could not determine a constructor": "tags are not supported; remove it",
-    "but found another document": "keep one document, without a line of '---' in it",
-}
-
-
 def read_document(path: Path) -> object:
     """Return what a YAML file says.
 
@@ -67,6 +85,28 @@ def read_document(path: Path) -> object:
         mistakes.note(f"{path}: {key}: is there twice, again in line {line}; keep one of them")
     mistakes.check()
     return data
+
+
+def without_removed_keys(data: object, mistakes: Mistakes) -> object:
+    """Return a document without keys that are no more, and note for each what holds now."""
+    rest = deepcopy(data)
+    for pattern, now in _REMOVED.items():
+        for path, part in list(_parts(rest, pattern.split("."))):
+            del part[path[-1]]
+            mistakes.note(f"{'.'.join(path)}: is gone: {now}")
+    return rest
+
+
+def _parts(data: object, pattern: list[str], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path of each key that the pattern matches, and the dictionary that has the key."""
+    name, *deeper = pattern
+    for key in data if isinstance(data, dict) else ():
+        if name not in ("*", key):
+            continue
+        if deeper:
+            yield from _parts(data[key], deeper, (*path, str(key)))
+        else:
+            yield (*path, key), data
 
 
 def _in_a_line(error: yaml.YAMLError) -> str:

@@ -91,12 +91,6 @@ class HttpConfig(StrictModel):
         description="Longest predicted wait in the queue, in seconds; longer ones are refused with 429. 0 or null: "
         "half the recent duration of an answer, but at least 1 s.",
     )
-    stream_interval_s: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.2,
-        description="Longest time, in seconds, for which a stream holds events back, to send those of several steps "
-        "together when a step ends. It usually holds them for 5 ms for each other stream, up to half the longest time. "
-        "First and last tokens don't wait. 0: nothing does.",
-    )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Tokens, of prompts and answers, that the cache for repeated greedy and seeded requests holds; a "
@@ -109,10 +103,6 @@ class HttpConfig(StrictModel):
     )
     max_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = Field(
         20, description="Most top tokens per position whose log-probabilities a request may ask for; up to 100."
-    )
-    max_logprobs_per_request: Count = Field(
-        500_000,
-        description="Most log-probabilities in all answers to a request and its prompts together.",
     )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         120, description="Seconds that requests in progress get to end when the server or a coordinator stops."

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from deployments.configuration.paths import locate
 from deployments.configuration.values import Count, CountOrAuto, Name
-from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel, wrong_field
 
 if TYPE_CHECKING:
@@ -16,22 +15,10 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
 
-_RENAMED = {
-    "use": "target_utilization",
-    "least_use": "scale_down_below",
-    "most_lag": "max_draft_lag",
-    "least_lag": "min_draft_lag",
-}
-_ORDERED = (("min", "max"), ("scale_down_below", "target_utilization"), ("min_draft_lag", "max_draft_lag"))
-
 
 class AdaptationConfig(StrictModel):
     """How a drafter learns from the texts that it drafts for (docs/training.md)."""
 
-    texts: Annotated[int, Field(ge=8, le=100_000)] = Field(
-        256, description="The most recent texts to learn from, in memory; a quarter only tells whether it helps."
-    )
-    update_after: Annotated[int, Field(ge=1)] = Field(32, description="New texts before the next round of learning.")
     learning_rate: Annotated[float, Field(gt=0, le=0.1)] = Field(5e-4, description="Of AdamW.")
 
     def options(self) -> "AdaptationOptions":
@@ -55,35 +42,14 @@ class ScalingConfig(StrictModel):
     down_delay_s: Annotated[float, Field(ge=0)] = Field(
         120, description="Seconds for which fewer replicas must suffice before one is removed."
     )
-    look_back_s: Annotated[float, Field(gt=10)] = Field(20, description="Seconds over which the load is averaged.")
     target_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.75, description="For targets: the share of slots to keep in use; above it, a replica is added."
     )
-    scale_down_below: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.6, description="For targets: a replica goes only if the others would use at most this share of their slots."
-    )
-    max_draft_lag: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.15,
-        description="For drafters: the share of time that targets may wait for drafts; above it, a replica is added.",
-    )
-    min_draft_lag: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.03, description="For drafters: if targets wait for a smaller share of time, one replica fewer is tried."
-    )
-    probe_period_s: Annotated[float, Field(gt=0)] = Field(
-        600,
-        description="For drafters: seconds between trials of one where none pays; older measurements are ignored.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_keys(cls, data: object) -> object:
-        return rename_keys(data, _RENAMED)
 
     @model_validator(mode="after")
     def _check_order(self) -> "ScalingConfig":
-        for low, high in _ORDERED:
-            if getattr(self, low) > getattr(self, high):
-                raise wrong_field(low, f"should be at most {high}, which is {getattr(self, high):g}")
+        if self.min > self.max:
+            raise wrong_field("min", f"should be at most max, which is {self.max}")
         return self
 
 
@@ -148,9 +114,6 @@ class ModelConfig(StrictModel):
         description=f"Tokens of a request, prompt and answer together. null: as many as the model has positions, up to "
         f"{MAX_LENGTH}.",
     )
-    prefill_chunk: Count = Field(
-        256, description="The most prompt tokens of one step, which they share with running requests."
-    )
     tensor_parallel: Count = Field(
         1, description="Devices over which a replica splits every layer; each gets num_cpus, num_gpus and resources."
     )
@@ -185,11 +148,6 @@ class ModelConfig(StrictModel):
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict, description="Custom Ray resources that a replica needs, by name, for placement."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_keys(cls, data: object) -> object:
-        return rename_keys(data, {"inside": "colocated_with"})
 
     @property
     def adapter_slots(self) -> int:

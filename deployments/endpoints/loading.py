@@ -104,7 +104,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         structures=StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
         strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
         through_text=through_text,
-        budget=LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
+        budget=LogprobBudget(config.http.max_logprobs),
         decode_turn=_turn_decoder(tokenizer, vocab_size),
         compressor=None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
         max_adapters=config.max_adapters_of(name),

@@ -43,7 +43,7 @@ class LogprobBudget:
         way = f"set max_tokens to {max_tokens} or less" if max_tokens > 0 else "ask for fewer answers"
         reason = (
             f"{field}: in all positions of all answers and prompts, up to {count} tokens would be reported; at most "
-            f"{self.total} are allowed (http.max_logprobs_per_request). Ask for fewer, or {way}."
+            f"{self.total} are allowed. Ask for fewer, or {way}."
         )
         return InvalidRequestError(reason, field=field)
 

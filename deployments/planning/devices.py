@@ -27,7 +27,6 @@ class Demand:
     memory_bytes: int | None = None  # for weights and KV cache, on each device
     max_length: int | None = None
     slots: int | Literal["auto"] = "auto"
-    prefill_chunk: int = 256
     caches: int = 1
     tensor_parallel: int = 1
     devices: int = 1  # of each process, over which its layers are spread

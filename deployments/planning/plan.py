@@ -14,7 +14,7 @@ from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
 from deployments.planning.model_size import ModelSize, size_of
 from engine.loading.gguf import is_gguf
-from engine.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE
+from engine.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, PREFILL_CHUNK, USABLE
 
 GIB = 2**30
 _FEW_CORES = 8  # with fewer, a drafter alternates with its target instead of taking cores from it
@@ -189,7 +189,7 @@ def _fitting_length(demand: Demand, colocated: Sequence[Demand], room: int, note
     token_bytes, longest = _token_bytes(demand, colocated), demand.longest
     if demand.max_length is not None or token_bytes is None or longest is None:
         return demand.max_length
-    fitting = room // token_bytes - demand.prefill_chunk
+    fitting = room // token_bytes - PREFILL_CHUNK
     if fitting >= longest:
         return None
     length = int(fitting * _MARGIN) // 16 * 16
@@ -209,7 +209,7 @@ def _tokens(demand: Demand, colocated: Sequence[Demand], room: int, *, on_gpu: b
         return None
     slots = AUTO_SLOTS["cuda" if on_gpu else "cpu"] if demand.slots == "auto" else demand.slots
     fitting = room // token_bytes
-    return fitting if longest is None else min(fitting, slots * (longest + demand.prefill_chunk))
+    return fitting if longest is None else min(fitting, slots * (longest + PREFILL_CHUNK))
 
 
 def _assign_colocated(demand: Demand, host: Assignment, target: Demand) -> Assignment:
@@ -293,7 +293,6 @@ def demands_of(config: ServerConfig, may_colocate: Collection[str] = ()) -> list
             memory_bytes=None if model.memory_gib is None else int(model.memory_gib * GIB),
             max_length=model.max_length,
             slots=model.slots,
-            prefill_chunk=model.prefill_chunk,
             caches=2 if roles.get(name) == "both" else 1,
             tensor_parallel=model.tensor_parallel,
             devices=max(int(model.num_gpus or 1), 1) if model.device == "balanced" else 1,

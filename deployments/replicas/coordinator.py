@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     Adapters = Mapping[str, AdapterChange]
 
+_STREAM_INTERVAL_S = 0.2  # the longest time for which a stream holds events back under load
 _logger = logging.getLogger("ray.serve")
 
 
@@ -108,7 +109,7 @@ class CoordinatorIngress:
             limits=limits,
             metrics=metrics,
             cached_tokens=config.http.cached_tokens,
-            stream_interval_s=config.http.stream_interval_s,
+            stream_interval_s=_STREAM_INTERVAL_S,
             templates=config.templates,
             tracer=make_tracer(config.http.tracing),
             on_demand=on_demand,

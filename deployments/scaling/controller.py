@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # Ray takes a second to import, and the server's status has t
 
 _STATUS_TIMEOUT_S = 2.0  # while Ray's head is away, the server's status must not wait for it
 _ANSWER_TIMEOUT_S = 10.0  # without it, the call waits until Ray's head is back
+_LOOK_BACK_S = 20.0  # over which Serve averages the load
 _POLL_S, _POLLS = 0.1, 100
 _FAILED = ("UNHEALTHY", "DEPLOY_FAILED")
 
@@ -87,10 +88,6 @@ def autoscaling_config(
     rules = ScalingRules(
         "drafter" if role == "drafter" else "target",
         scaling.target_utilization,
-        scaling.scale_down_below,
-        scaling.max_draft_lag,
-        scaling.min_draft_lag,
-        scaling.probe_period_s,
         list(targets),
     )
     return AutoscalingConfig(
@@ -99,7 +96,7 @@ def autoscaling_config(
         initial_replicas=max(scaling.min, min(replicas, scaling.max)),
         upscale_delay_s=scaling.up_delay_s,
         downscale_delay_s=scaling.down_delay_s,
-        look_back_period_s=scaling.look_back_s,
+        look_back_period_s=_LOOK_BACK_S,
         policy=AutoscalingPolicy(policy_kwargs=asdict(rules)),
     )
 

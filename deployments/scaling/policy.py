@@ -9,6 +9,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
+_SCALE_DOWN = 0.8  # a target goes only if the others would be used by at most this share of the target utilization
+_MAX_LAG, _MIN_LAG = 0.15, 0.03  # of targets' time spent waiting for drafts; above: one drafter more, below: one fewer
+_PROBE_PERIOD_S = 600.0  # between trials of a drafter where none pays, and how long measurements are trusted
 _GAIN = 0.8  # another drafter is worth it if it reduces the lag below this share
 _MIN_DRAFTING = 0.2  # below this share of rows that want drafts, drafters go; trials of plain decoding stay above it
 
@@ -32,14 +35,10 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """Thresholds of one model. Bounds and delays are options of Serve itself."""
+    """How one model scales. Bounds and delays are options of Serve itself."""
 
     role: Literal["target", "drafter"]
-    target_utilization: float  # rows per slot to aim at, waiting rows included
-    scale_down_below: float  # a replica goes only if the others would have fewer rows per slot
-    max_draft_lag: float  # above it, a drafter is added
-    min_draft_lag: float  # below it, a drafter is removed
-    probe_period_s: float  # time between trials of a drafter where none pays, and the age limit of measurements
+    target_utilization: float = 0.75  # targets: rows per slot to aim at, waiting rows included
     targets: Sequence[str] = ()  # drafters: the deployments it drafts for
 
 
@@ -82,7 +81,7 @@ def count_targets(
     slots = sum(load.slots for load in loads) / len(loads)
     wanted = math.ceil(demand / (rules.target_utilization * slots))
     if wanted < current:
-        wanted = min(current, math.ceil(demand / (rules.scale_down_below * slots)))
+        wanted = min(current, math.ceil(demand / (_SCALE_DOWN * rules.target_utilization * slots)))
     return wanted  # Serve keeps it within the bounds
 
 
@@ -96,7 +95,6 @@ def _demand(loads: Sequence[ReplicaLoad], running: int) -> float:
 
 
 def count_drafters(
-    rules: ScalingRules,
     current: int,
     targets: Sequence[ReplicaLoad],
     drafters: Sequence[ReplicaLoad],
@@ -118,11 +116,11 @@ def count_drafters(
         lags[str(current)] = (lag, now_s)
     memory = DrafterMemory(now_s if current else memory.present_at_s, lags)
     if sum(load.rows * load.drafting for load in targets) < max(_MIN_DRAFTING * rows, 1e-9):
-        probe = rows > 0 and not current and now_s - memory.present_at_s >= rules.probe_period_s
+        probe = rows > 0 and not current and now_s - memory.present_at_s >= _PROBE_PERIOD_S
         return int(probe), memory
     if len(drafters) < current or not current:
         return max(1, current), memory  # wait until all have started
-    step = _worthwhile_step(rules, current, lag, memory, now_s - rules.probe_period_s)
+    step = _worthwhile_step(current, lag, memory, now_s - _PROBE_PERIOD_S)
     return max(1, current + max(step, _needed_step(drafters))), memory
 
 
@@ -134,14 +132,14 @@ def _needed_step(drafters: Sequence[ReplicaLoad]) -> int:
     return 0 if sum(load.rows for load in drafters) > fewer_slots else -1
 
 
-def _worthwhile_step(rules: ScalingRules, current: int, lag: float, memory: DrafterMemory, since_s: float) -> int:
+def _worthwhile_step(current: int, lag: float, memory: DrafterMemory, since_s: float) -> int:
     """Return 1, 0 or -1, from the lag now and the lags measured since then with one drafter more or fewer."""
     fewer, more = memory.lag(current - 1, since_s), memory.lag(current + 1, since_s)
-    if fewer is not None and lag > _GAIN * fewer and fewer > rules.min_draft_lag:
+    if fewer is not None and lag > _GAIN * fewer and fewer > _MIN_LAG:
         return -1  # the last drafter gained nothing: something else is slow
-    if lag > rules.max_draft_lag and (more is None or more < _GAIN * lag):
+    if lag > _MAX_LAG and (more is None or more < _GAIN * lag):
         return 1
-    return -1 if lag < rules.min_draft_lag and (fewer is None or fewer < rules.max_draft_lag) else 0
+    return -1 if lag < _MIN_LAG and (fewer is None or fewer < _MAX_LAG) else 0
 
 
 class _Policy(Protocol):
@@ -207,7 +205,6 @@ def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_
         now_s = deployment.current_time or 0.0
         memory = DrafterMemory(**deployment.policy_state.get("memory", {"present_at_s": now_s}))
         counts[key], memory = count_drafters(
-            rules,
             deployment.target_num_replicas,
             [load for name in rules.targets for load in loads.get(name, [])],
             loads[deployment.deployment_name],

@@ -22,6 +22,7 @@ from decoding.errors import ConfigError
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
 from engine.loading.gguf import auto_dtype, is_gguf, settings_folder, weights_folder
+from engine.loading.memory_rules import PREFILL_CHUNK
 from engine.loading.quantization import Quantization, quantization_config, weight_bytes
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
@@ -54,7 +55,7 @@ class ModelSpec:
     memory_bytes: int | None = None  # the most for weights and KV cache, per device; None: a share of what is free
     slots: int | Literal["auto"] = 16  # the most requests that run at once; "auto": as many as the device runs well
     max_length: int | None = None  # tokens of a request, prompt and output; None: as many as the model has positions
-    prefill_chunk: int = 256  # prompt tokens processed between two steps of running requests
+    prefill_chunk: int = PREFILL_CHUNK  # prompt tokens processed between two steps of running requests
     threads: int | None = None  # CPU threads; None: torch's own choice
 
     @property

@@ -5,6 +5,7 @@ from pathlib import Path
 USABLE = 0.9  # share of free memory; the rest is for activations, CUDA graphs and other processes
 CPU_SHARE = 0.25  # of free memory for a KV cache on a CPU, which other programs use, too
 AUTO_SLOTS = {"cuda": 256, "cpu": 64}
+PREFILL_CHUNK = 256  # the most prompt tokens of one step, which they share with running requests
 CGROUP = Path("/sys/fs/cgroup")
 
 

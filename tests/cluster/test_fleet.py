@@ -60,7 +60,7 @@ def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) 
 def test_load_decides_how_many_of_each(machines: Fleet) -> None:
     """Eight streams are more than the slots of one target or one drafter hold."""
     operator = Operator(machines, "cluster-pools.yaml", idle_timeout_minutes=0.3)
-    delays = {"max": 2, "up_delay_s": 1, "down_delay_s": 15, "look_back_s": 11}
+    delays = {"max": 2, "up_delay_s": 1, "down_delay_s": 15}
     operator.configure(
         target={"slots": 2, "threads": 1, "scaling": {"min": 1, **delays}},
         drafter={"slots": 4, "scaling": {"min": 0, **delays}},

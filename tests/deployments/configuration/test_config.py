@@ -153,21 +153,21 @@ def test_a_target_with_a_colocated_drafter_has_no_other() -> None:
         parse_config(data, folder=Path.cwd())
 
 
-def test_old_keys_give_the_same_configuration(caplog: pytest.LogCaptureFixture) -> None:
-    def config(drafter: str, scaling: dict[str, float]) -> ServerConfig:
-        data = changed(f"models.small.{drafter}", "large")
-        data["models"]["large"]["scaling"] = {"max": 2, **scaling}
-        return parse_config(data, folder=Path.cwd())
-
-    old = {"use": 0.8, "least_use": 0.5, "most_lag": 0.2, "least_lag": 0.1}
-    new = {"target_utilization": 0.8, "scale_down_below": 0.5, "max_draft_lag": 0.2, "min_draft_lag": 0.1}
-    expected = config("colocated_with", new)
-    assert caplog.messages == []
-    assert config("inside", old) == expected
-    assert "the key inside is now called colocated_with; the next version will refuse the old name" in caplog.messages
-    assert len(caplog.messages) == 5
-    with pytest.raises(ConfigError, match=r"scaling\.use: is the old name of target_utilization, which is also given"):
-        config("inside", {**new, "use": 0.8})
+def test_a_removed_key_is_an_error_that_says_what_holds_now() -> None:
+    data = changed("models.small.inside", "large")
+    data["models"]["large"] |= {"prefill_chunk": 64, "scaling": {"max": 2, "use": 0.8, "most_lag": 0.2}}
+    data["http"] = {"stream_interval_s": 0}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, folder=Path.cwd())
+    first, *lines = str(caught.value).split("\n  ")
+    assert first == "5 mistakes"
+    assert lines == [
+        "models.large.prefill_chunk: is gone: a step has at most 256 tokens of prompts",
+        "models.small.inside: is gone: set colocated_with instead",
+        "models.large.scaling.use: is gone: set target_utilization instead",
+        "models.large.scaling.most_lag: is gone: a drafter is added where targets wait for 15 % of their time",
+        "http.stream_interval_s: is gone: a stream holds events back for 0.2 s at most",
+    ]
 
 
 def test_the_default_serves_a_model_from_a_package() -> None:

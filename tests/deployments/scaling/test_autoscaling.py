@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +18,8 @@ from deployments.scaling.load_meter import LoadMeter
 from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
 from tests.deployments.admission.test_admission import Backend, request
 
-TARGET = ScalingRules(
-    "target", target_utilization=0.75, scale_down_below=0.6, max_draft_lag=0.15, min_draft_lag=0.03, probe_period_s=600
-)
-DRAFTER = replace(TARGET, role="drafter", targets=["Target-t"])
+TARGET = ScalingRules("target")
+DRAFTER = ScalingRules("drafter", targets=["Target-t"])
 
 
 def loads(count: int, **given: float) -> list[ReplicaLoad]:
@@ -54,7 +52,7 @@ def test_what_coordinators_hold_back_is_demand_and_counts_once() -> None:
 
 @dataclass
 class Fleet:
-    """Targets as Serve scales them: by means over `look_back_s`, after its delays. A replica is up 15 s after that."""
+    """Targets as Serve scales them: by means over 20 s, after its delays. A replica is up 15 s after that."""
 
     clients: int = 0  # each with one request at a time
     now_s: int = 0
@@ -150,7 +148,7 @@ class World:
             self.now_s += period_s
             targets = loads(2, rows=self.rows, drafting=self.drafting, lag=self.lag[self.wanted])
             drafters = loads(self.wanted, waiting=self.waiting)
-            self.wanted, self.memory = count_drafters(DRAFTER, self.wanted, targets, drafters, self.memory, self.now_s)
+            self.wanted, self.memory = count_drafters(self.wanted, targets, drafters, self.memory, self.now_s)
             seen.append(self.wanted)
         return seen
 
@@ -191,8 +189,8 @@ def test_rows_without_a_slot_at_a_drafter_need_another() -> None:
 def test_drafters_whose_slots_are_needed_stay() -> None:
     memory = DrafterMemory(present_at_s=1000.0, lags={"1": (0.1, 1000.0)})
     targets = loads(2, rows=10, lag=0.0)  # nobody waits for drafts
-    assert count_drafters(DRAFTER, 2, targets, loads(2, rows=10), memory, 1000.0)[0] == 2  # 20 rows, 16 slots each
-    assert count_drafters(DRAFTER, 2, targets, loads(2, rows=8), memory, 1000.0)[0] == 1
+    assert count_drafters(2, targets, loads(2, rows=10), memory, 1000.0)[0] == 2  # 20 rows, 16 slots each
+    assert count_drafters(2, targets, loads(2, rows=8), memory, 1000.0)[0] == 1
 
 
 def test_no_drafter_where_plain_decoding_wins_but_a_probe_now_and_then() -> None:
@@ -207,7 +205,7 @@ def test_no_drafter_where_plain_decoding_wins_but_a_probe_now_and_then() -> None
 def test_replicas_that_are_coming_up_are_waited_for() -> None:
     memory = DrafterMemory(present_at_s=0.0)
     targets = loads(1, rows=8, lag=0.9)
-    assert count_drafters(DRAFTER, 2, targets, loads(1), memory, 1.0)[0] == 2
+    assert count_drafters(2, targets, loads(1), memory, 1.0)[0] == 2
 
 
 def deployment(

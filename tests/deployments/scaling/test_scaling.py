@@ -54,11 +54,7 @@ def test_targets_of_drafters_that_scale_tell_their_load() -> None:
     ("scaling", "message"),
     [
         ({"min": 3, "max": 2}, r"models\.small\.scaling\.min: .*at most max"),
-        (
-            {"max": 2, "target_utilization": 0.5},
-            r"models\.small\.scaling\.scale_down_below: .*at most target_utilization",
-        ),
-        ({"max": 2, "look_back_s": 5}, r"look_back_s"),
+        ({"max": 2, "look_back_s": 20}, r"models\.small\.scaling\.look_back_s: is gone: .* 20 s"),
         ({"min": 1}, r"max"),
     ],
 )
