@@ -10,12 +10,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from cli.commands.bench import bench
-from cli.commands.compare import compare
 from cli.commands.finetune import finetune
 from cli.commands.prune import prune
 from cli.commands.train import train
-from cli.console.commands import chat, complete, compress, report, status
+from cli.offline import bench, compare
+from cli.online import chat, complete, compress, report, status
 from cli.serving.completion import install_completion
 from cli.serving.options import DTYPES, model_options
 from decoding.errors import ConsortError
@@ -174,7 +173,7 @@ def models(config_path: Path | None, url: str | None, api_key: str | None) -> No
 @click.option("--timeout", type=click.FloatRange(0), default=600, show_default=True, help="Seconds for --wait.")
 def scale(model: str, replicas: int, url: str, api_key: str | None, wait: bool, timeout: float) -> None:
     """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
-    from cli.commands.status import wait_for_replicas
+    from cli.status import wait_for_replicas
 
     client, body = Client(url, api_key), {"model": model, "replicas": replicas}
     client.checked("/scale", client.post("/scale", body))

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from evaluation.metrics import TextMetrics, average, measure
+from evaluation.metrics import TextMetrics, average, measure, metrics_table
 from evaluation.prompts import MAX_TOKENS, PROMPTS
-from evaluation.table import metrics_table
 
 _ALPHA = 0.1  # tokens need this share of the expert's best probability
 _ARTICLE = {"naive": (4.99, 5.17, 5.14, 0.895, 0.995), "contrastive": (5.18, 5.35, 5.31, 0.903, 1.0)}

@@ -157,7 +157,8 @@ def test_an_installation_knows_its_files(installation: Installation) -> None:
         assert "Usage: consort" in installation.run("consort", command, "--help")
     assert "models/smollm2-eagle3" in installation.run("consort", "models")
     assert "the configuration can be served" in installation.run("consort", "serve", "--dry-run", "models/tiny.yaml")
-    prompts = "from consort.cli.commands.bench import *; print(*read_prompts(None, 1))"
+    prompts = "from consort.evaluation.prompts import *; from consort.deployments.configuration.paths import ROOT; "
+    prompts += "print(*read_prompts(ROOT / 'models' / 'heldout.jsonl', 1))"
     assert installation.run("python", "-c", prompts).strip()
     assert "Usage: consort" in installation.run("python", "-m", "consort", "--help")
 

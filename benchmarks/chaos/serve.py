@@ -17,7 +17,7 @@ from benchmarks.chaos.serve_clients import Clients, StreamRecord
 from benchmarks.chaos.serve_faults import Kind, ServeFault, ServeFaultInjector, coordinator_pids, is_settled, wait_for
 from benchmarks.report import write
 from benchmarks.serving.servers import free_port
-from deployments.cluster import serving
+from cli.serving.cluster import serving
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 from training.heldout import read_prompts
 

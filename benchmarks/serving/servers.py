@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 from actors.wire.addresses import ReplicaAddress
 from benchmarks.serving.server_process import ServerProcess
-from deployments.cluster import serving
+from cli.serving.cluster import serving
 from deployments.configuration.config import ServerConfig, parse_config
 
 MODEL = "bench"  # the model's name on every server

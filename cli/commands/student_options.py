@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from cli.commands.bench import read_prompts
+from evaluation.prompts import read_prompts
 
 if TYPE_CHECKING:
     from training.distillation.loop import DistillationOptions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.commands.bench import reporting
+from cli.serving.progress import reporting
 from cli.serving.source import as_argument, default_model
 from decoding.errors import ConfigError
 from deployments.configuration.config import load_config

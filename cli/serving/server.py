@@ -14,13 +14,13 @@ from dataclasses import replace
 import click
 from rich.console import Console
 
-from cli.commands.demo import run_demo
-from cli.commands.progress import ProgressDisplay
+from cli.serving.cluster import check_demand, drain, local_client, serving, start_standby
+from cli.serving.demo import run_demo
 from cli.serving.plan_lines import configured_table, plan_lines
+from cli.serving.progress import ProgressDisplay
 from cli.serving.source import Source, as_yaml, read_source
 from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
-from deployments.cluster import check_demand, drain, local_client, serving, start_standby
 from deployments.configuration.api_keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.document import Mistakes

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
 
+_TRAINING = __name__.rpartition("deployments")[0] + "training"  # beside this package, in a wheel, too
+
 
 class AdaptationConfig(StrictModel):
     """How a drafter learns from the texts that it drafts for (docs/training.md)."""
@@ -24,9 +26,8 @@ class AdaptationConfig(StrictModel):
     def options(self) -> "AdaptationOptions":
         """Return what a replica starts its learner with."""
         from actors.adaptation.adaptation import AdaptationOptions  # not before a replica needs it
-        from training import adaptation
 
-        return AdaptationOptions(module=adaptation.__name__, **self.model_dump())
+        return AdaptationOptions(module=f"{_TRAINING}.adaptation", **self.model_dump())
 
 
 class ScalingConfig(StrictModel):

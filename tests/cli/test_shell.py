@@ -7,12 +7,11 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from cli import shell
-from cli.commands.progress import ProgressDisplay
 from cli.serving import server
 from cli.serving.plan_lines import configured_table
+from cli.serving.progress import ProgressDisplay, StartProgress
 from decoding.errors import ConfigError
 from deployments.client import Client, Reply
-from deployments.cluster import StartProgress
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.paths import ROOT, parameter_count
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from evaluation.metrics import TextMetrics
+from evaluation.metrics import TextMetrics, metrics_table, table
 from evaluation.prompts import MAX_TOKENS, PROMPTS
-from evaluation.table import metrics_table, table
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

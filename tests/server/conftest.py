@@ -11,8 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve.exceptions import DeploymentUnavailableError
 
+from cli.serving.cluster import serving
+from cli.serving.progress import StartProgress
 from deployments.client import Client
-from deployments.cluster import StartProgress, serving
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.replicas.model_replica import ReplicaStatus
 from deployments.replicas.names import APP_NAME

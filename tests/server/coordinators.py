@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from deployments.cluster import serving
+from cli.serving.cluster import serving
 from deployments.configuration.config import TINY_CONFIG, load_config, parse_config
 from deployments.configuration.paths import ROOT
 from deployments.replicas.names import APP_NAME, COORDINATOR

@@ -13,7 +13,7 @@ import openai
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from deployments.cluster import start_standby
+from cli.serving.cluster import start_standby
 from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
 from deployments.scaling.controller import set_replicas
 from tests.deployments.bad_input import CASES

@@ -9,8 +9,8 @@ from cli.console.chat import Chat
 from cli.console.conversation import Conversation, choose_model
 from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.client import Client
-from tests.cli.console.conftest import shown
-from tests.cli.console.fake_server import CARDS, FakeServer
+from tests.cli.conftest import shown
+from tests.cli.fake_server import CARDS, FakeServer
 
 GREEN, YELLOW = "\x1b[32m", "\x1b[33m"
 

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from cli.console.generation import Generation
 from cli.console.summary import compared, difference, summary
-from tests.cli.console.conftest import shown
+from tests.cli.conftest import shown
 
 SPECULATION = {"steps": 4, "drafted": 0, "accepted": 0, "acceptance_rate": 0.0, "acceptance_length": 1.0}
 

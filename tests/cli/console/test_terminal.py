@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deployments.configuration.paths import ROOT
-from tests.cli.console.fake_server import FakeServer
+from tests.cli.fake_server import FakeServer
 
 _PATIENCE_S = 10.0
 # Ctrl-C is a signal only to those whose controlling terminal it is.

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from cli.commands.status import EndpointStatus, ReplicaStatus, Status, StatusReader
+from cli.status import EndpointStatus, ReplicaStatus, Status, StatusReader
 from decoding.errors import DeadlineError, OverloadedError, UnavailableError
 
 _BAR_WIDTH = 5  # characters: a row of a replica with a short name has 80

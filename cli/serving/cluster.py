@@ -14,12 +14,12 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from cli.serving.progress import StartProgress, Watch
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
@@ -31,9 +31,6 @@ from deployments.configuration.paths import IS_CHECKOUT, ROOT
 if TYPE_CHECKING:
     from ray import LoggingConfig
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
-
-State = Literal["waiting", "loading", "converting", "ready"]
-Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
@@ -60,14 +57,6 @@ _INTERVALS = {
 # Beside programs that use all cores, Ray lets replicas crawl and ends a proxy that is not up in 5 s, unless told so.
 _BUSY_MACHINE = {"RAY_worker_niceness": "0", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120"}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class StartProgress:
-    """The state of a starting deployment."""
-
-    deployment: str
-    state: State
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.commands.comparison.findings import Difference, judge_measure, judge_speed
+from evaluation.comparison import Difference, judge_measure, judge_speed
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,8 @@ def report(
     output: Path,
 ) -> None:
     """Compare ways of decoding on a running server: texts, speed, draft lengths. Writes Markdown, pictures and JSON."""
-    from cli.commands.report import Reporter
-    from cli.commands.report_page import has_pictures, write_page
     from evaluation.prompts import PROMPTS
+    from evaluation.server_report import Reporter, has_pictures, write_page
 
     texts = PROMPTS if prompts is None else [line for line in _read(prompts).split("\n") if line.strip()]
     if prompts is not None and not texts:
@@ -184,8 +183,8 @@ def report(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with --watch a line for each look.")
 def status(url: str, api_key: str | None, watching: bool, interval: float, as_json: bool) -> None:
     """Show what a server is doing: replicas, load, acceptance. Fails while no model can answer."""
-    from cli.commands.dashboard import show, watch
-    from cli.commands.status import StatusReader
+    from cli.dashboard import show, watch
+    from cli.status import StatusReader
 
     reader = StatusReader(Client(url, api_key))
     if watching:

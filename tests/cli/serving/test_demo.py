@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from cli.commands.demo import report, run_demo
 from cli.console.generation import Generation
+from cli.serving.demo import report, run_demo
 from deployments.client import Client
 
 TOKENS = ["Go", " to", " bed", "."]

@@ -1,14 +1,26 @@
-"""Show the progress of starting deployments on the terminal. Must not know Ray."""
+"""Progress on the terminal: of starting deployments, and of the steps of a long command."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from deployments.cluster import StartProgress
+Watch = Callable[[list["StartProgress"]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """The state of a starting deployment."""
+
+    deployment: str
+    state: Literal["waiting", "loading", "converting", "ready"]
 
 
 class ProgressDisplay:
@@ -69,3 +81,11 @@ class ProgressDisplay:
         style = "dim" if progress.state == "waiting" else "cyan"
         text = "converting, once" if progress.state == "converting" else progress.state
         return self._spinner, name, f"[{style}]{text}[/]", f"[dim]{self.elapsed_s:.1f} s[/]"
+
+
+@contextmanager
+def reporting(console: Console) -> Iterator[Callable[[str], None]]:
+    """Yield a function that reports the step that begins; shows finished steps with their durations."""
+    with ProgressDisplay(console, done="done") as display:
+        yield lambda step: display.watch([StartProgress(step, "loading")])
+        display.watch([])

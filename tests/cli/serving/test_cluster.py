@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from decoding.errors import ConfigError, UnavailableError
-from deployments.cluster import (
+from cli.serving.cluster import (
     _all_resources,
     _check_deployments,
     _check_port,
@@ -17,6 +16,7 @@ from deployments.cluster import (
     check_demand,
     failure,
 )
+from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig, ScalingConfig

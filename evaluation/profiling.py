@@ -1,15 +1,16 @@
 """Measure a target and its drafter or heads on this hardware: their step times, and how often they agree.
 
-Runs them in this process, a drafter after its target, without Ray. Must not know how results are shown.
+Runs them in this process, a drafter after its target, without Ray.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from statistics import mean
 
 import torch
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 from actors.coordinator.request import Request
 from actors.replica.replica import load_runner, load_with_heads
@@ -30,6 +31,7 @@ from engine.model.runner import Runner
 from evaluation import limits
 from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step
 from evaluation.step_times import MeasuredSteps, Step, time_heads, time_steps
+from evaluation.workload import Report, Workload
 
 STREAMS = (1, 4, 16)  # batch sizes
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -87,27 +89,19 @@ class Profile:
         )
 
 
-def measure_profile(
-    config: ServerConfig,
-    endpoint: str,
-    prompts: Sequence[str],
-    *,
-    new_tokens: int,
-    temperature: float,
-    report: Callable[[str], None],
-) -> Profile:
+def measure_profile(workload: Workload, report: Report) -> Profile:
     """Load and measure the endpoint's target, then its drafter, or its heads if it has none.
-
-    report: called with each step that begins.
 
     Raises:
         ConfigError: a model can't be loaded, or the answers are too short for a measurement.
         InvalidRequestError: a prompt does not fit, or the temperature is out of range.
     """
-    settings = config.endpoints[endpoint]
+    disable_progress_bar()
+    config, temperature = workload.config, workload.temperature
+    settings = config.endpoints[workload.endpoint]
     path = config.models[settings.target].path
     report("tokenizers")
-    requests = _requests(config, endpoint, prompts, new_tokens, temperature)
+    requests = _requests(workload)
     report("target: loading")
     spec, heads_spec = _spec(config, settings.target), config.heads_of(settings.target)
     if settings.drafter is None:
@@ -148,7 +142,7 @@ def measure_profile(
 
 
 def _measure_target(
-    target: Runner, requests: Sequence[Request], report: Callable[[str], None]
+    target: Runner, requests: Sequence[Request], report: Report
 ) -> tuple[MeasuredSteps, list[TargetAnswer]]:
     """Time the target's steps, and let it answer."""
     report("target: timing its steps")
@@ -165,20 +159,20 @@ def _long_enough(accepted: list[Tensor]) -> list[Tensor]:
     return accepted
 
 
-def _requests(
-    config: ServerConfig, endpoint: str, prompts: Sequence[str], new_tokens: int, temperature: float
-) -> list[Request]:
+def _requests(workload: Workload) -> list[Request]:
     """Return requests as the server makes them."""
-    served = load_endpoints(config)[endpoint]
+    served = load_endpoints(workload.config)[workload.endpoint]
     if served.through_text:
         others = ", ".join(served.through_text)
         reason = (
             f"{others} has another tokenizer, and only equal tokens can be compared; `consort report` can measure it"
         )
-        raise ConfigError(f"endpoints.{endpoint}: {reason}")
+        raise ConfigError(f"endpoints.{served.name}: {reason}")
     bodies = [
-        CompletionRequest(model=endpoint, prompt=[prompt], max_tokens=new_tokens, temperature=temperature)
-        for prompt in prompts
+        CompletionRequest(
+            model=served.name, prompt=[prompt], max_tokens=workload.new_tokens, temperature=workload.temperature
+        )
+        for prompt in workload.prompts
     ]
     return [request for seed, body in enumerate(bodies) for request in served.prepare(body, seed=seed)]
 

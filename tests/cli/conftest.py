@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from tests.cli.console.fake_server import FakeServer, fake_server
+from tests.cli.fake_server import FakeServer, fake_server
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from cli.commands import report_page
-from cli.commands.report import Reporter, acceptance_by_position, count_accepted
-from cli.commands.report_page import write_page
 from deployments.client import Client, Reply
+from evaluation import server_report as report_page
 from evaluation.metrics import ngram_entropy
+from evaluation.server_report import Reporter, acceptance_by_position, count_accepted, write_page
 
 
 class InProcess(Client):

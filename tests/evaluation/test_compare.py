@@ -27,7 +27,7 @@ def tiny(spec: "ModelSpec", role: "Role") -> "Runner":
 
 
 def compare(*options: str) -> str:
-    with mock.patch("actors.replica.replica.load_runner", tiny), mock.patch.dict(os.environ):
+    with mock.patch("evaluation.comparison.load_runner", tiny), mock.patch.dict(os.environ):
         result = CliRunner().invoke(shell.main, ["compare", CONFIG, *options])
     assert result.exit_code == 0, result.output
     return result.stdout

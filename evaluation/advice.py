@@ -1,11 +1,15 @@
-"""Advice from a profile: the best draft length, its speed-up, and what limits it. Pure arithmetic and text."""
+"""Advice from a profile: the best draft length, its speed-up, and what limits it, as tables, words and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cli.commands.profiling import STREAMS, Profile
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
 from evaluation.limits import SpeculationLimits
+from evaluation.profiling import STREAMS, Profile
 
 NOISY = 0.15  # spread of the times above which they say little
 WORTHWHILE = 1.05  # speculation pays if the best speed-up is at least this
@@ -84,6 +88,28 @@ def as_json(profile: Profile) -> dict[str, Any]:
     }
 
 
+def show(console: Console, profile: Profile) -> None:
+    """Print the tables of a profile, and the advice."""
+    tokens = sum(map(len, profile.accepted))
+    kind, has = (f"{profile.proposer} heads", "have") if profile.is_in_step else ("drafter", "has")
+    console.print(
+        f"\n{profile.target} with the {kind} {profile.drafter}, temperature {profile.temperature:g}: over {tokens} "
+        f"tokens of the target's own answers, the {kind} {has} the same token {profile.acceptance:.0%} of the time.",
+        soft_wrap=True,
+    )
+    console.print(_time_table(profile))
+    console.print(_speed_up_table(profile))
+    if profile.spread > NOISY:
+        console.print(
+            f"[yellow]![/] The machine is noisy: repeated steps differ by {profile.spread:.0%}. Something else may be "
+            "running; don't trust differences below that.",
+            soft_wrap=True,
+        )
+    for advice in advise(profile):
+        mark = "[green]✓[/]" if advice.pays else "[yellow]✗[/]"
+        console.print(f"{mark} {advice.sentence}", soft_wrap=True)
+
+
 def _limits_json(streams: int, limits: SpeculationLimits) -> dict[str, Any]:
     return {"streams": streams, **asdict(limits), "hidden": limits.hidden, "alternating": limits.alternating}
 
@@ -120,3 +146,30 @@ def _obstacle(candidates: Sequence[SpeculationLimits], best: SpeculationLimits, 
         ): [replace(limits, verify_step_s=limits.plain_step_s) for limits in candidates],
     }
     return max(ideal, key=lambda obstacle: max(limits.hidden for limits in ideal[obstacle]))
+
+
+def _time_table(profile: Profile) -> Table:
+    """Return a table of step times: the target's by tokens per stream, and those of one draft token."""
+    widths = sorted({width for _, width in profile.target_step_s})
+    title = "ms per draft token, and per step of the target by tokens per stream"
+    table = Table("streams", "drafts", *map(str, widths), box=SIMPLE, title=title)
+    for streams, draft_step_s in profile.draft_step_s.items():
+        steps = (profile.target_step_s[streams, width] for width in widths)
+        table.add_row(str(streams), *(f"{seconds * 1e3:.1f}" for seconds in (draft_step_s, *steps)))
+    return table
+
+
+def _speed_up_table(profile: Profile) -> Table:
+    """Return a table by draft length: tokens per step, and speed-ups with drafting hidden and alternating."""
+    title = "speed-up at best" if profile.is_in_step else "speed-up at best: drafting hidden (alternating)"
+    table = Table("draft length", "tokens/step", box=SIMPLE, title=title)
+    for streams in profile.draft_step_s:
+        table.add_column(f"{streams} stream{'s' if streams > 1 else ''}", justify="right")
+    for draft_length in profile.draft_lengths:
+        columns = [profile.limits(streams, draft_length) for streams in profile.draft_step_s]
+        speed_ups = (
+            f"{limits.hidden:.2f}" + ("" if profile.is_in_step else f" ({limits.alternating:.2f})")
+            for limits in columns
+        )
+        table.add_row(str(draft_length), f"{columns[0].tokens_per_step:.2f}", *speed_ups)
+    return table

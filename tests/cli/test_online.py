@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from cli import shell
-from cli.commands.dashboard import render, watch
-from cli.commands.status import StatusReader
 from cli.console.complete import complete
+from cli.dashboard import render, watch
+from cli.status import StatusReader
 from deployments.client import Client
 from deployments.configuration.paths import ROOT
-from tests.cli.console.conftest import shown
-from tests.cli.console.fake_server import STATUS, FakeServer
+from tests.cli.conftest import shown
+from tests.cli.fake_server import STATUS, FakeServer
 
 
 @pytest.fixture(autouse=True)

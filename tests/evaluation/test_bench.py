@@ -10,14 +10,15 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from cli import shell
-from cli.commands.advice import advise, as_json
-from cli.commands.bench import _show, configured_pair, pair_config, read_prompts
-from cli.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
 from decoding.errors import ConfigError
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.paths import ROOT
 from evaluation import step_times
+from evaluation.advice import advise, as_json, show
 from evaluation.limits import accepted_lengths
+from evaluation.profiling import DRAFT_LENGTHS, STREAMS, Profile
+from evaluation.prompts import read_prompts
+from evaluation.workload import drafting_endpoint, pair_config
 
 SHORT = ("--count", "2", "--new-tokens", "20")
 
@@ -68,7 +69,7 @@ def test_a_hopeless_pair_is_named_so_with_the_reason(hopeless: Profile, why: str
 def test_a_noisy_machine_is_said_to_be_so() -> None:
     assert not as_json(profile())["noisy"]
     console = Console(record=True, width=200)
-    _show(console, replace(profile(), spread=0.4))
+    show(console, replace(profile(), spread=0.4))
     assert "The machine is noisy: repeated steps differ by 40%" in console.export_text()
 
 
@@ -161,7 +162,7 @@ def test_pairs() -> None:
     assert config.endpoints[endpoint].drafter == "drafter"
     assert (config.models["target"].num_gpus, config.models["target"].dtype) == (1, "auto")
     assert config.models["drafter"].threads == 2
-    config, endpoint = configured_pair(TINY_CONFIG, None)
+    config, endpoint = drafting_endpoint(TINY_CONFIG, None)
     assert endpoint == "consort"
     assert {model.slots for model in config.models.values()} == {max(STREAMS)}
     assert load_config(TINY_CONFIG).models["target"].max_length is None

@@ -1,1 +1,0 @@
-"""What `consort compare` finds out, and how it tells it. Knows nothing of the command line."""
