@@ -18,7 +18,7 @@ from actors.coordinator.request import Delta, Request
 from actors.coordinator.step_tally import StepTally
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Outbox
-from actors.wire.messages import Beams, Cancel, Commit, Failed, Heartbeat, Message, Report
+from actors.wire.messages import Beams, Cancel, Commit, Failed, Heartbeat, Message, PromptAttention, Report
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
@@ -146,6 +146,10 @@ class Coordinator:
                     self._commit(active, message)
                 else:
                     self._outbox.put(peer, Cancel(request_id))  # it has moved or ended
+            case PromptAttention(request_id, weights):
+                active = self._active.get(request_id)
+                if active is not None and active.admission == message.admission:
+                    active.request.prompt_attention[:] = weights
             case Beams(request_id) | Failed(request_id):
                 active = self._active.get(request_id)
                 if active is not None and active.admission == message.admission:  # else it has moved since

@@ -4,11 +4,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from actors.coordinator.text_stream import Criterion
 from actors.coordinator.timeline import Timeline
-from actors.wire.messages import Adapter, MemberShare, MemberView
+from actors.wire.messages import Adapter, MemberShare, MemberView, TokenSource
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.draft import ProposerName
@@ -19,10 +18,6 @@ from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
 from engine.heads.spec import HeadsKind
-
-# accepted: a draft token; recovered: replaces a rejected draft token; bonus: follows a fully accepted draft;
-# plain: from a step without a draft.
-TokenSource = Literal["accepted", "recovered", "bonus", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +72,7 @@ class Request:
     cache_salt: str = ""  # cached text is shared only with requests of the same salt
     may_cache: bool = True  # whether its whole answer may be cached
     prompt_positions: PromptPositions | None = None  # of a shortened prompt; None: the prompt is whole
+    prompt_attention: list[float] = field(default_factory=list)  # filled in by the coordinator, if `params` want it
     request_id: int = field(default_factory=new_request_id)
     arrived_at_s: float = field(default_factory=time.time)  # older requests come first, whatever coordinator has them
 
@@ -179,5 +175,4 @@ class Delta:
     error: ConsortError | None = None
     score: float | None = None  # of a beam search
     proposers: Sequence[ProposerName | None] = ()  # of each token: who drafted it, if it was accepted
-    prompt_attention: Sequence[float] | None = None  # to each token of the prompt, if requested, in the last delta
     others: "Sequence[Delta]" = ()  # further answers of the beam search, best first

@@ -51,7 +51,7 @@ class EnsembleRounds:
         self.options.blend.member_weights(self.present)  # raises
         self.read_length = 0  # of the text that all other members have
         self.round: Round | None = None
-        self.views: list[list[MemberView]] | None = None  # of each token of the last round, if wanted
+        self.views: list[tuple[MemberView, ...]] | None = None  # of each token of the last round, if wanted
         self._steps = 0
         self._joined: list[bool] = []
         self._waiting: set[str] = set()  # replicas that have no slot for it, as their last report says
@@ -214,7 +214,7 @@ class EnsembleRounds:
         broken = [model for model, logits in pairs if logits is not None and bool(logits.isnan().any())]
         return f"{error}, those of member {', '.join(map(repr, broken))}" if broken else error
 
-    def _views(self, round_: Round, rows: list[int], tokens: list[int]) -> list[list[MemberView]]:
+    def _views(self, round_: Round, rows: list[int], tokens: list[int]) -> list[tuple[MemberView, ...]]:
         """Return for each token what the members that replied made of it."""
         members = [member for member, present in enumerate(self.present) if present]
         replies = [logits[rows].float() for member in members if (logits := round_.logits[member]) is not None]
@@ -223,7 +223,9 @@ class EnsembleRounds:
         weights = self.options.blend.member_weights(self.present)
         attributions = attribute_tokens(logits, tokens, [weights[member] for member in members])
         names = [self.models[member] for member in members]
-        return [[MemberView(name, *view) for name, view in zip(names, views, strict=True)] for views in attributions]
+        return [
+            tuple(MemberView(name, *view) for name, view in zip(names, views, strict=True)) for views in attributions
+        ]
 
     def shares(self) -> list[MemberShare]:
         """Return what each member contributed so far."""

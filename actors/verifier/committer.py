@@ -1,12 +1,9 @@
-"""Commits what a target chose: rows grow, and their drafters and coordinators are sent the new tokens.
+"""Commits what a target chose: rows grow, and their drafters and coordinators are sent the new tokens."""
 
-Knows nothing of logits, or of when steps are taken.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 
 import torch
-from msgspec.structs import replace
 
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
@@ -15,7 +12,7 @@ from actors.verifier.judge import Verdict
 from actors.verifier.planner import DraftPlanner
 from actors.verifier.row import TargetRow, Verification
 from actors.verifier.rows import TargetRows
-from actors.wire.messages import Commit
+from actors.wire.messages import Commit, PromptAttention, Token, TokenSource
 from decoding.drafts.draft import Draft
 from decoding.errors import OutOfPagesError, UnavailableError
 from decoding.sampling.stopping import cut_at_stop
@@ -67,31 +64,24 @@ class Committer:
         is_first = generated == 0
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
-        ensemble = row.ensemble
         commit = Commit(  # by position, because a step has one per row, and msgspec takes four times as long by name
             request_id,
             base,
-            kept,
-            len(draft.tokens),
-            min(len(verdict.path), len(kept)),
+            _records(row, draft, verdict, kept),
             finish,
-            verdict.logprobs and verdict.logprobs[: len(kept)],
-            row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,
-            ensemble.shares() if ensemble else None,
-            ensemble.views and ensemble.views[: len(kept)] if ensemble else None,
-            verdict.rejected,
-            verdict.rejected and bool(row.trie),
+            len(draft.tokens),
             draft.proposed_by() if draft.proposers else {},
-            [names[0] for names in verdict.accepted(draft.proposers)[: len(kept)]] if draft.proposers else [],
+            verdict.rejected and bool(row.trie),
             row.admission,
-            min(row.reused or 0, row.prompt_length) if is_first else 0,
-            None,
             row.preemptions,
+            row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,
+            row.ensemble.shares() if row.ensemble else None,
+            min(row.reused or 0, row.prompt_length) if is_first else 0,
         )
         row.preemptions = 0
         if finish is not None and row.params.prompt_attention:
             try:
-                commit = replace(commit, prompt_attention=self._attention(row))
+                self._mailbox.put(peer, PromptAttention(request_id, self._attention(row), row.admission))
             except (OutOfPagesError, torch.OutOfMemoryError) as error:
                 self._inbox.fail(row, error)
                 return
@@ -108,3 +98,15 @@ class Committer:
         attention = self._runner.attention(row.attention_input())[:, : row.prompt_length]  # [Q, prompt]
         weights: list[float] = attention.mean(dim=0).tolist()
         return weights
+
+
+def _records(row: TargetRow, draft: Draft, verdict: Verdict, kept: Sequence[int]) -> list[Token]:
+    """Return the record of each kept token."""
+    own: TokenSource = "recovered" if verdict.rejected else "bonus" if draft.tokens else "plain"
+    views = row.ensemble.views if row.ensemble is not None else None
+    if not verdict.path and verdict.logprobs is None and views is None:  # as in most steps without a draft
+        return [Token(kept[0], own)]
+    sources: Iterable[TokenSource] = chain(repeat("accepted", len(verdict.path)), (own,))
+    proposers = chain([names[0] for names in verdict.accepted(draft.proposers)], repeat(None))
+    columns = kept, sources, proposers, verdict.logprobs or repeat(None), views or repeat(())
+    return [Token(*fields) for fields in zip(*columns, strict=False)]  # the shortest are the kept tokens

@@ -32,6 +32,7 @@ from actors.wire.messages import (
     Offer,
     Report,
     ResendRequest,
+    Token,
 )
 from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramProposers
@@ -190,8 +191,9 @@ class TargetInbox:
                 self._rows.remove(row.key)
                 written = row.tokens[row.prompt_length :]
                 if written:
-                    commit = Commit(message.request_id, row.prompt_length, written, 0, 0, None)
-                    self._mailbox.put(peer, replace(commit, admission=message.admission))
+                    tokens = [*map(Token, written)]
+                    commit = Commit(message.request_id, row.prompt_length, tokens, admission=message.admission)
+                    self._mailbox.put(peer, commit)
                 return replace(message, tokens=row.tokens)
         return message
 

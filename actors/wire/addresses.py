@@ -4,7 +4,7 @@ import msgspec
 
 # Number of the messages' format. Raise it when older and newer versions would misread each other, as where a field is
 # renamed or required; a new field with a default is no reason. Coordinators use replicas of their own number only.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@
     drafter -> coordinator:           Failed, Report
     drafter -> target:                Offer, ResendRequest, Report
     target -> drafter:                Advance, Report
-    target -> coordinator:            Commit, Beams, Failed, Report
+    target -> coordinator:            Commit, PromptAttention, Beams, Failed, Report
     leader of an ensemble -> member:  Join, LogitsRequest, Cancel, Report (both are targets)
     member -> leader:                 Joined, LogitsReply, Failed, Report
 
@@ -13,6 +13,8 @@
 Only LogitsReply carries a tensor, packed by `logits_codec.py`. The garbage collector skips messages of which a step has
 one per row (`gc=False`): no message is ever part of a cycle.
 """
+
+from typing import Literal
 
 import msgspec
 
@@ -62,6 +64,21 @@ class MemberView(msgspec.Struct, frozen=True):
     logprob: float  # of the token under this member alone
     agreed: bool  # whether it was this member's most probable token
     share: float  # weight × probability, divided by the sum over members
+
+
+# accepted: a draft token; recovered: replaces a rejected draft token; bonus: follows a fully accepted draft;
+# plain: from a step without a draft.
+TokenSource = Literal["accepted", "recovered", "bonus", "plain"]
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A committed token, and what is known of it."""
+
+    id: int
+    source: TokenSource = "plain"
+    proposer: ProposerName | None = None  # who offered it first, if it was accepted
+    logprobs: TokenLogprobs | None = None  # if requested
+    views: tuple[MemberView, ...] = ()  # of the members of an ensemble that replied, if requested
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -155,27 +172,29 @@ class Offer(msgspec.Struct, frozen=True, tag=True, gc=False):
         return [*self.tokens, *[token for distribution in drawn_from for token in distribution.tokens]]
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Commit(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
     """Tokens that one target step added to the text, from absolute position `base` on."""
 
     request_id: int
     base: int
-    tokens: list[int]
-    drafted: int  # number of draft tokens verified in this step
-    accepted: int  # number of these that were accepted
-    finish: FinishReason | None
-    logprobs: list[TokenLogprobs] | None = None  # of the tokens, if requested
+    tokens: list[Token]
+    finish: FinishReason | None = None
+    drafted: int = 0  # number of draft tokens verified in this step
+    drafted_by: dict[str, int] = {}  # these by who offered them first
+    hit: bool = False  # if the last token was recovered, whether a draft that continues it was already there
+    admission: int = 0  # as in Admit
+    preemptions: int = 0  # of the row since the Commit before
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on, in the first Commit
     members: list[MemberShare] | None = None  # of an ensemble
-    views: list[list[MemberView]] | None = None  # of an ensemble, if requested: per token, of the members that replied
-    rejected: bool = False  # whether the last token replaces a rejected draft token
-    hit: bool = False  # if so, whether a draft that continues it was already there
-    drafted_by: dict[str, int] = {}  # numbers of the draft tokens by who offered them first
-    accepted_from: list[ProposerName] = []  # who offered each accepted token first
-    admission: int = 0  # as in Admit
     cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
-    prompt_attention: list[float] | None = None  # to each token of the prompt, if requested, in the last Commit
-    preemptions: int = 0  # of the row since the Commit before
+
+
+class PromptAttention(msgspec.Struct, frozen=True, tag=True):
+    """How much the answer attends to each token of the prompt, if requested. Sent before the last Commit."""
+
+    request_id: int
+    weights: list[float]
+    admission: int = 0  # as in Admit
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):
@@ -307,6 +326,7 @@ Message = (
     | Advance
     | ResendRequest
     | Commit
+    | PromptAttention
     | Beams
     | MemberLost
     | LeaderLost

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.wire.messages import Admit, Commit, Message
+from actors.wire.messages import Admit, Commit, Message, Token
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.config import TINY_CONFIG, load_config
@@ -89,7 +89,8 @@ def measure(*, rows: int, rounds: int, profile: cProfile.Profile | None = None) 
 
 
 def _round(bench: _Bench, rows: int, base: int) -> None:
-    bench.send(0, [Commit(row, base, [300, 301, 302], 4, 2, None, rejected=True) for row in range(rows)])
+    tokens = [Token(300, "accepted", "drafter"), Token(301, "accepted", "drafter"), Token(302, "recovered")]
+    bench.send(0, [Commit(row, base, tokens, None, 4) for row in range(rows)])
     bench.turn()
 
 

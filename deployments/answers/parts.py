@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from actors.coordinator.request import Delta, Request, Statistics, TokenSource
-from actors.wire.messages import MemberView
+from actors.coordinator.request import Delta, Request, Statistics
+from actors.wire.messages import MemberView, TokenSource
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams

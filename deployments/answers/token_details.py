@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from actors.coordinator.request import TokenSource
-from actors.wire.messages import MemberView
+from actors.wire.messages import MemberView, TokenSource
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from deployments.answers.parts import Part

@@ -144,11 +144,13 @@ async def _choose_chunks(
     passes = [tokens for compression in compressions for tokens in compression.passes]
     wanted = {"max_tokens": LOOK_AHEAD, "min_tokens": LOOK_AHEAD, "prompt_attention": True}
     requests = _compressor_requests(endpoint, passes, **wanted)
-    answers = iter(await answer(requests) if requests else [])
+    if requests:
+        await answer(requests)
+    attention = map(_attention, requests)
 
     def finish() -> None:
         body.shortened = [
-            compression.result([_attention(next(answers)) for _ in compression.passes]) for compression in compressions
+            compression.result([next(attention) for _ in compression.passes]) for compression in compressions
         ]
         body.original_tokens = sum(len(compression.tokens) for compression in compressions)
 
@@ -302,9 +304,8 @@ def _count(endpoint: ServedEndpoint, texts: Sequence[str]) -> int:
     return sum(len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in texts if text)
 
 
-def _attention(answer: Sequence[Delta]) -> Sequence[float]:
-    """Return the attention to each token of the prompt, which comes with the answer's end."""
-    attention = answer[-1].prompt_attention
-    if attention is None:
+def _attention(request: Request) -> Sequence[float]:
+    """Return the attention of the request's answer to each token of the prompt."""
+    if not request.prompt_attention:
         raise UnavailableError("the compressor has not said what it attended to; ask again")
-    return attention
+    return request.prompt_attention

@@ -79,11 +79,10 @@ class ResponseCache:
 
 
 def _size(delta: Delta) -> int:
-    """Count tokens, log-probabilities, members' shares of tokens and attention, of all answers of a search."""
+    """Count tokens, log-probabilities and members' shares of tokens, of all answers of a search."""
     logprobs = sum(len(token.top) for token in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ())))
     views = sum(map(len, delta.views or ()))
-    attention = len(delta.prompt_attention or ())
-    return len(delta.tokens) + logprobs + views + attention + sum(map(_size, delta.others))
+    return len(delta.tokens) + logprobs + views + sum(map(_size, delta.others))
 
 
 def _key(request: Request) -> tuple[Hashable, ...]:

@@ -4,10 +4,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from actors.coordinator.request import Delta, Request, Statistics, TokenSource
+from actors.coordinator.request import Delta, Request, Statistics
 from actors.coordinator.text_stream import TextStream
 from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Report
+from actors.wire.messages import Report, TokenSource
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
@@ -82,10 +82,11 @@ def answer(request: Request) -> list[Delta]:
                 prompt_logprobs=None
                 if params.prompt_logprobs is None or deltas
                 else [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]],
-                prompt_attention=[token / VOCAB for token in prompt] if params.prompt_attention and finish else None,
                 finish=piece.finish,
                 stop_reason=piece.stop_reason,
                 proposers=[*proposers, None],
             )
         )
+    if params.prompt_attention:
+        request.prompt_attention[:] = [token / VOCAB for token in prompt]
     return deltas

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Commit, Heartbeat, Message, Report
+from actors.wire.messages import Admit, Commit, Heartbeat, Message, Report, Token
 from decoding.sampling.params import SamplingParams
 from tests.support.replicas import FakeReplica
 
@@ -62,8 +62,8 @@ class Stage:
 
 
 def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None, admission: int = 0) -> Commit:
-    accepted = len(tokens) - 1
-    return Commit(request_id, base, list(tokens), 4, accepted, finish, admission=admission)  # type: ignore[arg-type]
+    records = [*(Token(token, "accepted", "drafter") for token in tokens[:-1]), Token(tokens[-1], "bonus")]
+    return Commit(request_id, base, records, finish, 4, admission=admission)  # type: ignore[arg-type]
 
 
 def admitted(messages: list[Message]) -> list[list[int]]:

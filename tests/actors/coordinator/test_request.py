@@ -8,7 +8,7 @@ import pytest
 from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics, new_request_id
 from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Adapter, Commit
+from actors.wire.messages import Adapter, Commit, Token
 from decoding.beams.options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.prompt_positions import PromptPositions
@@ -31,8 +31,8 @@ def make_active(prompt: str = "the", *stop: str) -> ActiveRequest:
 
 
 def commit(active: ActiveRequest, tokens: list[int], finish: str | None = None) -> Delta:
-    message = Commit(1, len(active.tokens), tokens, len(tokens), len(tokens) - 1, finish)  # type: ignore[arg-type]
-    return active.commit(message)
+    records = [*(Token(token, "accepted", "drafter") for token in tokens[:-1]), Token(tokens[-1], "bonus")]
+    return active.commit(Commit(1, len(active.tokens), records, finish, len(tokens)))  # type: ignore[arg-type]
 
 
 def test_deltas_add_up_to_the_text() -> None:

@@ -66,7 +66,7 @@ class Stage:
             self.leader.turn()
         for _, message in self.coordinator.receive(0):
             if isinstance(message, Commit):
-                self.committed += message.tokens
+                self.committed += [token.id for token in message.tokens]
             elif isinstance(message, Failed):
                 self.failed.append(message)
         return [message for _, message in self.member.receive(0) if not isinstance(message, Reported)]

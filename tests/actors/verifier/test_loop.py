@@ -31,6 +31,8 @@ from actors.wire.messages import (
     Message,
     Offer,
     ResendRequest,
+    Token,
+    TokenSource,
 )
 from decoding.drafts import ngram
 from decoding.drafts.draft import Distribution
@@ -77,8 +79,12 @@ class Stage:
         return tokens
 
 
+def ids(commit: Commit) -> list[int]:
+    return [token.id for token in commit.tokens]
+
+
 def committed(messages: list[Message]) -> list[int]:
-    return [token for message in messages if isinstance(message, Commit) for token in message.tokens]
+    return [token for message in messages if isinstance(message, Commit) for token in ids(message)]
 
 
 def test_it_writes_without_drafts() -> None:
@@ -129,9 +135,10 @@ def test_prompts_of_any_length(length: int) -> None:
     assert tokens == logits[length - 1 : -1].argmax(-1).tolist()
 
 
-def by_drafter(drafted: int, accepted: int) -> dict[str, Any]:
-    """The fields of a Commit that name who drafted."""
-    return {"drafted_by": {"drafter": drafted}, "accepted_from": ["drafter"] * accepted}
+def verdict(base: int, tokens: list[int], own: TokenSource, *, drafted: int, hit: bool = False) -> Commit:
+    """The commit of a step that verified `drafted` tokens of the drafter, and accepted all of `tokens` but the last."""
+    accepted = [Token(token, "accepted", "drafter") for token in tokens[:-1]]
+    return Commit(1, base, [*accepted, Token(tokens[-1], own)], None, drafted, {"drafter": drafted}, hit)
 
 
 def test_ngrams_of_a_long_prompt_are_indexed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +181,7 @@ def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     text = stage.text()
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     messages = stage.send(offer(1, 4, text[4:10]), turns=1)
-    assert messages == [Commit(1, 5, text[5:10], 4, 4, None, **by_drafter(4, 4))]
+    assert messages == [verdict(5, text[5:10], "bonus", drafted=4)]
     assert committed(stage.send(AttachDrafter(1, None))) == text[10:]
 
 
@@ -183,9 +190,7 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     text = stage.text()
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.send(offer(1, 4, draft), turns=1) == [
-        Commit(1, 5, text[5:8], 4, 2, None, rejected=True, **by_drafter(4, 2))
-    ]
+    assert stage.send(offer(1, 4, draft), turns=1) == [verdict(5, text[5:8], "recovered", drafted=4)]
     assert committed(stage.send(AttachDrafter(1, None))) == text[8:]
 
 
@@ -197,7 +202,8 @@ def test_an_end_token_in_place_of_a_wrong_draft_token_is_no_bonus() -> None:
     stage.send(Admit(1, PROMPT, 4, params, end - 4, drafter=True), turns=1)
     (commit,) = stage.send(offer(1, 4, [*text[4:end], (text[end] + 1) % VOCAB]), turns=1)
     assert isinstance(commit, Commit)
-    assert (commit.accepted, commit.finish, commit.rejected) == (end - 5, "stop", True)
+    assert [token.source for token in commit.tokens] == ["accepted"] * (end - 5) + ["recovered"]
+    assert commit.finish == "stop"
 
 
 def test_an_alternative_is_verified_beside_the_chain() -> None:
@@ -207,7 +213,7 @@ def test_an_alternative_is_verified_beside_the_chain() -> None:
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
     tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
-    assert stage.send(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None, **by_drafter(4, 3))]
+    assert stage.send(tree, turns=1) == [verdict(5, text[5:9], "bonus", drafted=4)]
     assert committed(stage.send(AttachDrafter(1, None))) == text[9:]
 
 
@@ -217,8 +223,8 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
     stage.send(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
     tree = offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
     assert stage.send(tree, turns=2) == [
-        Commit(1, 5, text[5:6], 1, 0, None, rejected=True, hit=True, **by_drafter(1, 0)),
-        Commit(1, 6, text[6:8], 1, 1, None, **by_drafter(1, 1)),
+        verdict(5, text[5:6], "recovered", drafted=1, hit=True),
+        verdict(6, text[6:8], "bonus", drafted=1),
     ]
 
 
@@ -315,7 +321,7 @@ def test_a_draft_that_overtakes_its_admission_is_verified_in_the_first_step() ->
     text = stage.text()
     stage.send(offer(1, 4, text[4:9]), turns=1)
     commits = stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=2)
-    assert commits[1] == Commit(1, 5, text[5:10], 4, 4, None, **by_drafter(4, 4))
+    assert commits[1] == verdict(5, text[5:10], "bonus", drafted=4)
 
 
 def test_early_drafts_that_were_drawn_at_random_are_not_kept() -> None:

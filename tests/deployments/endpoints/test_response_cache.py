@@ -52,12 +52,12 @@ def test_what_is_reported_of_tokens_counts() -> None:
     """The bound is one of memory: a token with 20 log-probabilities takes 20 times as much as one without."""
     top = TokenLogprobs(3, -1.0, 1, tuple((token, -2.0) for token in range(20)))
     shares: Any = [[None, None]]
-    prompt: Any = {"prompt_logprobs": [top], "prompt_attention": [0.5, 0.5], "views": shares}
+    prompt: Any = {"prompt_logprobs": [top], "views": shares}
     cache = ResponseCache(1000)
     for index, more in enumerate(({}, {"logprobs": [top]}, prompt, {"others": [Delta("", (5, 6, 7), Statistics())]})):
         before = cache.tokens
         cache.put(request(index, 2), answer(3, 4, **more))
-        assert cache.tokens - before == 4 + (0, 20, 20 + 2 + 2, 3)[index]
+        assert cache.tokens - before == 4 + (0, 20, 20 + 2, 3)[index]
 
 
 def test_putting_an_answer_twice_counts_it_once() -> None:
