@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from actors.coordinator.request import Delta, Request
-from actors.wire.messages import Admit, AttachDrafter, Cancel, Failed, Report
+from actors.wire.messages import Admit, AttachDrafter, Cancel, Failed, PromptAttention, Report
 from decoding.errors import ConsortError, OverloadedError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from tests.support.coordinator_stage import ENDPOINT, PROMPT, Stage, admitted, commit, decode, tokens_of
@@ -52,6 +52,17 @@ def test_text_streams(stage: Stage) -> None:
     stage.say("t1", commit(5, 1, finish="length"))
     assert (deltas[-1].text, deltas[-1].finish) == ("b", "length")
     assert stage.received("d1") == stage.received("t1") == [Cancel(1)]
+
+
+def test_attention_to_the_prompt_comes_with_the_end_and_from_the_right_admission(stage: Stage) -> None:
+    stage.set_replicas("t1")
+    request = Request(ENDPOINT, PROMPT, SamplingParams(max_tokens=50, prompt_attention=True), False, request_id=1)
+    stage.coordinator.submit(request, lambda delta: None)
+    stage.turn()
+    stage.say("t1", PromptAttention(1, [0.2, 0.3, 0.5], admission=7), PromptAttention(99, [1.0]))
+    assert request.prompt_attention == []
+    stage.say("t1", PromptAttention(1, [0.5, 0.25, 0.25]), commit(3, 1, finish="stop"))
+    assert request.prompt_attention == [0.5, 0.25, 0.25]
 
 
 def test_messages_from_other_replicas_change_nothing(stage: Stage) -> None:
