@@ -23,7 +23,7 @@ OF_THE_CHECKOUT = ("benchmarks", "cluster")
 DATA: Mapping[str, Sequence[str]] = {  # beside Python: files of a package, by patterns
     "engine.model.native": ["kernels/*"],
     "decoding.kernels": ["*.cpp"],
-    "deployments": ["*.yaml", "tokenizers/*.yaml"],
+    "deployments": ["*.yaml", "apis/*.yaml"],
     "models": ["*.yaml", "*.jsonl", "requirements.txt", "*/*.json", "*/*.jsonl", "*/*.jinja", "*/*.safetensors"],
     "playground": ["**/*"],
 }

@@ -200,7 +200,7 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
 def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:
     """Return the request parameters from --set and from the options that set one."""
     from cli.console.parameters import Parameters
-    from deployments.requests.schema import CompletionRequest
+    from deployments.apis.completions.request import CompletionRequest
 
     parameters = Parameters(CompletionRequest)
     for name, value in shorthands.items():

@@ -21,14 +21,17 @@ from actors.replica.in_process import Engine
 from actors.replica.replica import ReplicaSpec, load_replica
 from actors.replica.roles import Role
 from decoding.errors import ConfigError, InvalidRequestError, UnavailableError
-from deployments.answers.completion_writers import AnswerWriter, ChatWriter, CompletionWriter
-from deployments.answers.identity import AnswerIdentity
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.chat.writer import ChatWriter
+from deployments.apis.choices import AnswerWriter
+from deployments.apis.completions.request import CompletionRequest
+from deployments.apis.completions.writer import CompletionWriter
+from deployments.apis.writer import AnswerIdentity
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.loading import load_endpoints
-from deployments.endpoints.prompt_templates import PromptTemplates
-from deployments.requests.schema import ChatRequest, CompletionRequest
-from deployments.validation.strict import problem_of
+from deployments.endpoints.templates import PromptTemplates
+from deployments.fields.strict import problem_of
 from engine.model.runner import Runner
 
 _READY_S = 0.01

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from consort.text_model import Body, Route, TextModel
 from decoding.errors import ConfigError
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
-from deployments.validation.strict import nearest
+from deployments.fields.strict import nearest
 from engine.model.thread_environment import compute_environment
 
 _NAME = "llm"  # of the target and of the endpoint

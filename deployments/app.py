@@ -14,6 +14,7 @@ from ray.serve.schema import LoggingConfig
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ModelConfig, ScalingConfig
+from deployments.fields.strict import StrictModel
 from deployments.planning.plan import give_cluster_gpus
 from deployments.replicas.coordinator import CoordinatorIngress
 from deployments.replicas.environment import actor_options, runtime_env
@@ -22,7 +23,6 @@ from deployments.replicas.model_replica import ModelReplica
 from deployments.replicas.names import COORDINATOR, LEDGER, LOCAL_COORDINATOR, deployment_name
 from deployments.replicas.standby_router import STANDBY_ROUTER
 from deployments.scaling.controller import autoscaling_config
-from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role

@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
-from deployments.validation.loopback import is_loopback
+from deployments.fields.loopback import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"  # the default of `consort serve`
 _CONNECT_TIMEOUT_S = 10.0

@@ -15,9 +15,9 @@ from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from decoding.errors import ConfigError
+from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.roles import roles_in
 from deployments.endpoints.loading import load_endpoints
-from deployments.requests.schema import CompletionRequest
 from engine.model.runner import Runner
 from evaluation.contestants import Finding, compare
 from evaluation.metrics import average, metrics_table

@@ -20,9 +20,9 @@ from decoding.errors import ConfigError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.sampler import sample
+from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.loading import load_endpoints
-from deployments.requests.schema import CompletionRequest
 from engine.heads.proposer import HeadProposer, Reading
 from engine.heads.sampling import DraftStart
 from engine.loading.checkpoint import ModelSpec

@@ -39,7 +39,7 @@ def test_layers_and_rooms_import_downwards() -> None:
         ("actors.wire.planted", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray", "plain classes"),
         ("actors.planted", "", "Rooms of actors"),
         (
-            "deployments.validation.planted",
+            "deployments.fields.planted",
             "def late():\n    from deployments.http import routes",
             "Rooms of deployments",
         ),

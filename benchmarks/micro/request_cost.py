@@ -27,14 +27,14 @@ from actors.loops.options import LoopOptions
 from actors.verifier.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from deployments.answers.completion_writers import CompletionWriter
-from deployments.answers.identity import AnswerIdentity
+from deployments.apis.completions.request import CompletionRequest
+from deployments.apis.completions.writer import CompletionWriter
+from deployments.apis.writer import AnswerIdentity
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.loading import load_endpoints
-from deployments.requests.schema import CompletionRequest
 from engine.loading.grammar_tokenizer import structure_tokenizer
 from engine.loading.settings import load_tokenizer
 from engine.model.runner import Runner

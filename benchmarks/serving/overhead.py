@@ -19,10 +19,10 @@ from actors.coordinator.loop import Coordinator
 from actors.loops.thread import LoopThread
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.serving.servers import MODEL, replica_addresses
+from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
-from deployments.requests.schema import CompletionRequest
 
 _SWITCH_INTERVAL_S = 0.0005  # as in the server: the coordinator's thread and the client's share the interpreter
 

@@ -19,7 +19,7 @@ from cli.console.slash import COMMANDS, KEYS, Call, read, switch
 from cli.console.summary import summary
 from decoding.errors import ConsortError, InvalidRequestError
 from deployments.client import Client
-from deployments.validation.strict import nearest
+from deployments.fields.strict import nearest
 
 
 class Editor(Protocol):

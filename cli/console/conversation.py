@@ -5,8 +5,8 @@ from typing import Any
 
 from cli.console.parameters import Parameters
 from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
-from deployments.requests.schema import ChatRequest
-from deployments.validation.strict import nearest
+from deployments.apis.chat.request import ChatRequest
+from deployments.fields.strict import nearest
 
 Turn = dict[str, str]
 

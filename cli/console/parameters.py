@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
-from deployments.requests.generation_request import GenerationRequest
-from deployments.validation.strict import nearest, problem_of
+from deployments.fields.generation import GenerationRequest
+from deployments.fields.strict import nearest, problem_of
 
 _SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 _MANY_TOKENS = 2**31 - 1

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from decoding.errors import InvalidRequestError
-from deployments.validation.strict import nearest
+from deployments.fields.strict import nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from decoding.errors import ConfigError
 from deployments.configuration.paths import expanded
-from deployments.validation.strict import StrictModel, wrong_field
+from deployments.fields.strict import StrictModel, wrong_field
 
 _LIMITS = ("max_requests", "max_tokens", "requests_per_minute", "tokens_per_minute")
 

@@ -27,7 +27,7 @@ from deployments.configuration.paths import (
 from deployments.configuration.roles import check_roles, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
 from deployments.configuration.values import Name, check_names
-from deployments.validation.strict import StrictModel, problems_of
+from deployments.fields.strict import StrictModel, problems_of
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role

@@ -9,10 +9,10 @@ from decoding.blending.params import BlendKind, BlendParams, VocabularyKind
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import Verification
 from deployments.configuration.paths import locate
-from deployments.requests.blend_fields import BlendFields
-from deployments.requests.fields import MIN_TIMEOUT_S
-from deployments.requests.sampling_fields import SamplingFields
-from deployments.validation.strict import StrictModel, nearest, wrong_field
+from deployments.fields.ensembles import BlendFields
+from deployments.fields.sampling import SamplingFields
+from deployments.fields.strict import StrictModel, nearest, wrong_field
+from deployments.fields.types import MIN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from engine.heads.spec import HeadsSpec

@@ -12,9 +12,8 @@ from decoding.sampling.params import MAX_LOGPROBS
 from deployments.configuration.api_keys import ApiKeyConfig, KeyRing
 from deployments.configuration.paths import expanded
 from deployments.configuration.values import Count, Name
-from deployments.requests.json_body import MAX_BODY_BYTES
-from deployments.validation.loopback import is_loopback
-from deployments.validation.strict import StrictModel
+from deployments.fields.loopback import is_loopback
+from deployments.fields.strict import MAX_BODY_BYTES, StrictModel
 
 
 class TracingConfig(StrictModel):

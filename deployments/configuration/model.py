@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from deployments.configuration.paths import locate
 from deployments.configuration.values import Count, CountOrAuto, Name
-from deployments.validation.strict import StrictModel, wrong_field
+from deployments.fields.strict import StrictModel, wrong_field
 
 if TYPE_CHECKING:
     from actors.adaptation.adaptation import AdaptationOptions

@@ -7,7 +7,7 @@ from decoding.errors import ConfigError
 from deployments.configuration.document import Mistakes
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
-from deployments.validation.strict import nearest
+from deployments.fields.strict import nearest
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from decoding.errors import InvalidRequestError
-from deployments.validation.strict import nearest
+from deployments.fields.strict import nearest
 
 EXAMPLES = "examples"  # the variable of a template that shows few-shot examples itself
 

@@ -1,4 +1,4 @@
-"""Encodes texts, conversations and words as token ids, at bounded cost. Knows no sampling parameters."""
+"""Encodes texts, conversations and words as token ids, at bounded cost."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,13 +9,11 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import ContextLengthError, InvalidRequestError
-from deployments.requests.fields import Prompt
-from deployments.requests.json_body import have_more_values
-from deployments.requests.message import Message
-from deployments.requests.token_requests import TokenizeRequest
-from deployments.requests.tool_fields import Tool
-from deployments.tokenizers.response_templates import response_template
-from deployments.tokenizers.tool_format import tool_format
+from deployments.apis.formats import response_template, tool_format
+from deployments.fields.conversation import Message, Tool
+from deployments.fields.prompts import TokenizeRequest
+from deployments.fields.strict import have_more_values
+from deployments.fields.types import Prompt
 
 _MOST_ARGUMENT_VALUES = 100_000  # JSON values in all tool calls of a conversation, which are parsed for the template
 _PREFIX_CHARACTERS = 8  # per token of the context; most texts have fewer

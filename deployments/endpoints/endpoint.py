@@ -14,26 +14,20 @@ from decoding.prompt_positions import PromptPositions
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.alignment import Compatibility
-from deployments.compression.compressor import Compressor
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
+from deployments.apis.decoder import TokenDecoder
+from deployments.apis.messages.request import AnthropicConversation, CountTokensRequest, MessagesRequest, TokenCount
+from deployments.apis.responses.request import ResponsesRequest
 from deployments.configuration.endpoint import EndpointConfig
+from deployments.endpoints.bounds import LogprobBudget, StructureChecker, check_feasible
+from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
-from deployments.endpoints.feasibility import check_feasible
-from deployments.endpoints.logprob_budget import LogprobBudget
-from deployments.endpoints.structure_checker import StructureChecker
-from deployments.requests.anthropic.messages_request import (
-    AnthropicConversation,
-    CountTokensRequest,
-    MessagesRequest,
-    TokenCount,
-)
-from deployments.requests.generation_request import GenerationRequest
-from deployments.requests.responses.responses_request import ResponsesRequest
-from deployments.requests.sampling_fields import SamplingFields
-from deployments.requests.schema import ChatRequest, CompletionRequest
-from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
+from deployments.fields.generation import GenerationRequest
+from deployments.fields.prompts import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
+from deployments.fields.sampling import SamplingFields
+from deployments.fields.strict import nearest
 from deployments.strategies.options import StrategyOptions
-from deployments.tokenizers.token_decoder import TokenDecoder
-from deployments.validation.strict import nearest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

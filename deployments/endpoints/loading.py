@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -11,25 +11,22 @@ from actors.coordinator.request import Endpoint
 from actors.wire.messages import Adapter
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError
-from decoding.tokenizers.alignment import Compatibility
+from decoding.tokenizers.alignment import Compatibility, compare_vocabularies
 from decoding.tokenizers.text_decoder import TextDecoder
 from decoding.tokenizers.vocabulary import Vocabulary
-from deployments.compression.compressor import Compressor
+from deployments.apis.decoder import TokenDecoder, text_decoder
+from deployments.apis.formats import kept_tokens, response_template
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import locate
 from deployments.configuration.values import load_callable
+from deployments.endpoints.bounds import LogprobBudget, StructureChecker
+from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.endpoints.logprob_budget import LogprobBudget
-from deployments.endpoints.structure_checker import StructureChecker
-from deployments.endpoints.tokenizer_compatibility import check_drafter, check_members
-from deployments.requests.sampling_fields import SamplingFields
+from deployments.fields.sampling import SamplingFields
 from deployments.strategies.options import load_strategy
-from deployments.tokenizers.response_templates import kept_tokens, response_template
-from deployments.tokenizers.text_decoder import text_decoder
-from deployments.tokenizers.token_decoder import TokenDecoder
 from engine.loading.lora import read_lora
 from engine.loading.settings import (
     SamplingDefaults,
@@ -42,6 +39,64 @@ from engine.loading.settings import (
     vocabulary_size,
 )
 from engine.loading.tokenizer_pairs import vocabulary_of
+
+_logger = logging.getLogger(__name__)
+
+
+def check_drafter(
+    name: str,
+    endpoint: EndpointConfig,
+    target: tuple[PreTrainedTokenizerBase, int],
+    drafter: tuple[PreTrainedTokenizerBase, int],
+) -> Compatibility | None:
+    """How a drafter's tokens fit the target's, also logged; None: both have the same tokens.
+
+    Args:
+        name: the endpoint's.
+        target: tokenizer and V.
+        drafter: tokenizer and V.
+
+    Raises:
+        ConfigError: the drafter's tokens can't be translated.
+    """
+    if target[0].get_vocab() == drafter[0].get_vocab():
+        return None
+    compatibility = compare_vocabularies(vocabulary_of(*target), vocabulary_of(*drafter))
+    obstacle = compatibility.drafting_obstacle
+    if obstacle:
+        raise ConfigError(
+            f"endpoints.{name}.drafter: {endpoint.drafter!r} can't draft for {endpoint.target!r}: {obstacle}"
+        )
+    _logger.warning(
+        "endpoints.%s: %s drafts for %s through text: %s", name, endpoint.drafter, endpoint.target, compatibility
+    )
+    return compatibility
+
+
+def check_members(
+    name: str, endpoint: EndpointConfig, leader: Vocabulary, others: Mapping[str, Vocabulary]
+) -> dict[str, Compatibility]:
+    """How members' tokens fit the leader's, also logged. Members with the leader's tokens are left out.
+
+    Args:
+        name: the endpoint's.
+        others: vocabularies of the other members, by model.
+
+    Raises:
+        ConfigError: a member can't be blended with the leader.
+    """
+    compared = {model: compare_vocabularies(leader, vocabulary) for model, vocabulary in others.items()}
+    different = {model: compatibility for model, compatibility in compared.items() if not compatibility.identical}
+    for model, compatibility in different.items():
+        obstacle = compatibility.blending_obstacle
+        if obstacle is None and endpoint.vocabulary == "shared":
+            obstacle = f"its tokens are others: {compatibility}; set vocabulary to union or topk_union"
+        if obstacle is not None:
+            key = "amateur" if endpoint.kind == "contrastive" else "members"
+            raise ConfigError(f"endpoints.{name}.{key}: {model!r} can't join {endpoint.target!r}: {obstacle}")
+        _logger.warning("endpoints.%s: %s joins %s through text: %s", name, model, endpoint.target, compatibility)
+    return different
+
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Any, Protocol, TypeVar
 from actors.coordinator.request import Delta, Endpoint, Request
 from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
-from deployments.compression.chunks import LOOK_AHEAD, ChunkCompression
-from deployments.compression.compressor import Compression, CompressionOptions, Compressor
-from deployments.compression.pieces import Stretch, last_paragraph, stretches
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
+from deployments.endpoints.compressor import LOOK_AHEAD, ChunkCompression, Compression, CompressionOptions, Compressor
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.requests.message import Message, TextPart
-from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
-from deployments.requests.schema import ChatRequest, CompletionRequest
+from deployments.endpoints.selection import Stretch, last_paragraph, stretches
+from deployments.fields.conversation import Message, TextPart
+from deployments.fields.prompts import CompressedPrompt, CompressRequest, PromptCompression
 
 AnswerAll = Callable[[Sequence[Request]], Awaitable[list[list[Delta]]]]  # runs requests; returns all their deltas
 _Result = TypeVar("_Result")

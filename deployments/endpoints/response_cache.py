@@ -1,4 +1,4 @@
-"""Cache of whole answers to deterministic requests: greedy, or with a client's seed. Knows no endpoints' settings.
+"""Cache of whole answers to deterministic requests: greedy, or with a client's seed.
 
 Exact: the key is everything that the answer depends on.
 """

@@ -1,10 +1,11 @@
-"""Which streams can go on after an event that the client names. Knows no HTTP."""
+"""Which streams can go on after an event that the client names."""
 
 from decoding.errors import InvalidRequestError
-from deployments.answers.resumable import LAST_EVENT_ID, NO_EVENT, EventId
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
+from deployments.apis.resumable import LAST_EVENT_ID, NO_EVENT, EventId
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.requests.generation_request import GenerationRequest
-from deployments.requests.schema import ChatRequest, CompletionRequest
+from deployments.fields.generation import GenerationRequest
 
 
 def may_resume(body: GenerationRequest, served: ServedEndpoint) -> bool:

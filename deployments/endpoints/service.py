@@ -1,4 +1,4 @@
-"""Prepares requests off the event loop, submits them and yields their deltas. Knows no HTTP."""
+"""Prepares requests off the event loop, submits them and yields the events of their answers."""
 
 import asyncio
 import secrets
@@ -20,19 +20,30 @@ from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Room
 from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
-from deployments.answers.delta_queue import DeltaBatch, DeltaQueue, StreamPace
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
+from deployments.apis.messages.request import CountTokensRequest, TokenCount
 from deployments.configuration.api_keys import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
+from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
-from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.endpoints.response_cache import ResponseCache
+from deployments.endpoints.templates import PromptTemplates
+from deployments.fields.generation import GenerationRequest
+from deployments.fields.prompts import (
+    CompressedPrompt,
+    CompressRequest,
+    Detokenization,
+    DetokenizeRequest,
+    PromptCompression,
+    Tokenization,
+    TokenizeRequest,
+)
 from deployments.monitoring.metrics import Metrics
-from deployments.requests.anthropic.messages_request import CountTokensRequest, TokenCount
-from deployments.requests.generation_request import GenerationRequest
-from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
-from deployments.requests.schema import ChatRequest, CompletionRequest
-from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
+from deployments.strategies.deliberation import Deliberation, Outcome, Progress
+from deployments.strategies.members import Run, merge_streams
+from deployments.strategies.options import StrategyOptions
 
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer
@@ -356,3 +367,49 @@ class Service:
 def _with_others(batch: DeltaBatch) -> DeltaBatch:
     """Return the deltas, and after each one those of the same search's other answers, whose indices follow."""
     return [(index + offset, answer) for index, delta in batch for offset, answer in enumerate((delta, *delta.others))]
+
+
+EventBatch = Sequence[tuple[int, Delta | Progress | Outcome]]  # index of the request, its event
+
+
+def answer_events(
+    service: Service,
+    served: ServedEndpoint,
+    requests: Sequence[Request],
+    *,
+    key: ApiKey = ANYBODY,
+    priority: int = 0,
+    arrived_s: float | None = None,
+    streamed: bool = False,
+) -> AsyncGenerator[EventBatch, None]:
+    """Yield deltas of all requests as they arrive, or progress and then an outcome for each.
+
+    Closing the generator cancels the requests.
+
+    Args:
+        arrived_s: arrival of the client's request, by the monotonic clock; None: now.
+        streamed: whether each batch is sent to the client, so that under load fewer batches are better.
+
+    Raises:
+        ConsortError: a request was refused, or failed; the others are cancelled.
+    """
+    if served.strategy is None:
+        return service.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=streamed)
+    check = partial(service.check_wait, served, requests, key, priority)
+    run: Run = partial(service.run, key=key, priority=priority, admitted=True)
+    return _deliberate(service, served.config.models, served.strategy, requests, run, check)
+
+
+async def _deliberate(
+    service: Service,
+    models: Sequence[str],
+    strategy: StrategyOptions,
+    requests: Sequence[Request],
+    run: Run,
+    check: Callable[[], None],
+) -> AsyncGenerator[EventBatch, None]:
+    check()
+    deliberations = [Deliberation(request, models, strategy, run, service.servable_models) for request in requests]
+    async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
+        async for index, event in events:
+            yield [(index, event)]

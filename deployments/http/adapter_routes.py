@@ -8,11 +8,11 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
+from deployments.apis.errors import ErrorBody
 from deployments.configuration.values import Name
 from deployments.endpoints.adapters import RunTimeAdapters
+from deployments.fields.strict import StrictModel
 from deployments.http.middleware.gate import admins_only
-from deployments.validation.errors import ErrorBody
-from deployments.validation.strict import StrictModel
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 503)}
 Share = Callable[[], Awaitable[None]]

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from decoding.errors import InvalidRequestError
-from deployments.requests.json_body import most_values, read_json
+from deployments.fields.strict import most_values, read_json
 
 SMALL_BYTES = 2**15  # larger bodies are read in a thread
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import config as uvicorn_config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from deployments.validation.errors import refusal_response
+from deployments.apis.errors import refusal_response
 
 _logger = logging.getLogger("ray.serve")
 

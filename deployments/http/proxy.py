@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.loops.idle_memory import return_idle_memory
 from decoding.errors import UnavailableError
-from deployments.answers.events import event, typed_event
+from deployments.apis.errors import anthropic_body, body_of, error_response, status_of
+from deployments.apis.events import event, typed_event
 from deployments.http import connection
 from deployments.http.arrival import REQUEST_START, arrival_header, seconds_unread
 from deployments.http.middleware.doorkeeper import Doorkeeper
 from deployments.http.middleware.paths import GENERATING, WORKING
-from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
 CALLBACK = f"{__name__}:middlewares"
 
@@ -31,7 +31,7 @@ _PAUSE_S = 0.2
 _TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
 _EVENT_ID = re.compile(rb"^id: ([\x21-\x7e]{1,4096})\n", re.MULTILINE)
 _ARRIVED = REQUEST_START.encode()
-_LAST_EVENT_ID, _NO_EVENT = b"last-event-id", b"0"  # as in deployments/answers/resumable.py
+_LAST_EVENT_ID, _NO_EVENT = b"last-event-id", b"0"  # as in deployments/apis/resumable.py
 
 
 def middlewares() -> list[Middleware]:

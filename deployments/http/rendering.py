@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from actors.coordinator.request import Delta
-from deployments.answers.writer import Writer
-from deployments.endpoints.answer_events import EventBatch
+from deployments.apis.writer import Writer
+from deployments.endpoints.service import EventBatch
 from deployments.strategies.deliberation import Outcome, Progress
 
 _SLICE = 32  # events that are written without a pause

@@ -15,18 +15,33 @@ from starlette.middleware.cors import CORSMiddleware
 
 from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
-from deployments.answers.anthropic.messages_writer import MessagesWriter
-from deployments.answers.completion_writers import ChatWriter, CompletionWriter
-from deployments.answers.identity import AnswerIdentity
-from deployments.answers.responses_writer import ResponsesWriter
-from deployments.answers.resumable import LAST_EVENT_ID, ResumableWriter
-from deployments.answers.schema import Answer
-from deployments.answers.writer import Writer
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.chat.writer import ChatWriter
+from deployments.apis.choices import Answer
+from deployments.apis.completions.request import CompletionRequest
+from deployments.apis.completions.writer import CompletionWriter
+from deployments.apis.decoder import TokenDecoder
+from deployments.apis.errors import ErrorBody, install_error_handlers
+from deployments.apis.messages.request import CountTokensRequest, MessagesRequest, TokenCount
+from deployments.apis.messages.writer import MessagesWriter
+from deployments.apis.responses.request import ResponsesRequest
+from deployments.apis.responses.writer import ResponsesWriter
+from deployments.apis.resumable import LAST_EVENT_ID, ResumableWriter
+from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.configuration.api_keys import KeyRing
-from deployments.endpoints.answer_events import EventBatch, answer_events
-from deployments.endpoints.logprob_budget import count_reported_tokens
+from deployments.endpoints.bounds import count_reported_tokens
 from deployments.endpoints.resumption import last_event, may_resume
-from deployments.endpoints.service import Service
+from deployments.endpoints.service import EventBatch, Service, answer_events
+from deployments.fields.generation import GenerationRequest
+from deployments.fields.prompts import (
+    CompressedPrompt,
+    CompressRequest,
+    Detokenization,
+    DetokenizeRequest,
+    Tokenization,
+    TokenizeRequest,
+)
+from deployments.fields.strict import MAX_BODY_BYTES
 from deployments.http.adapter_routes import Share, add_adapter_routes, share_with_nobody
 from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
@@ -47,15 +62,6 @@ from deployments.http.status_routes import (
     ask_nobody,
     no_placements,
 )
-from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
-from deployments.requests.generation_request import GenerationRequest
-from deployments.requests.json_body import MAX_BODY_BYTES
-from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest
-from deployments.requests.responses.responses_request import ResponsesRequest
-from deployments.requests.schema import ChatRequest, CompletionRequest
-from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
-from deployments.tokenizers.token_decoder import TokenDecoder
-from deployments.validation.errors import ErrorBody, install_error_handlers
 
 _MOST_REPORTED_TOKENS = 2000  # answers that report more are written in a thread
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -7,9 +7,9 @@ from fastapi import Depends, FastAPI
 from pydantic import BaseModel, Field
 
 from decoding.errors import InvalidRequestError
+from deployments.apis.errors import ErrorBody
+from deployments.fields.strict import StrictModel, nearest
 from deployments.http.middleware.gate import admins_only
-from deployments.validation.errors import ErrorBody
-from deployments.validation.strict import StrictModel, nearest
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role

@@ -12,15 +12,15 @@ from prometheus_client.core import Metric
 from pydantic import BaseModel
 
 from decoding.drafts.draft import ProposerName
+from deployments.apis.errors import ErrorBody
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.endpoints.prompt_templates import TemplateList
 from deployments.endpoints.service import Service
+from deployments.endpoints.templates import TemplateList
 from deployments.http.drain import Drain
 from deployments.http.live_metrics import LiveMetrics, replica_counts
 from deployments.http.server_status import ServerStatus, server_status
 from deployments.monitoring.exposition import exposition
 from deployments.scaling.controller import Placement
-from deployments.validation.errors import ErrorBody
 
 AskOthers = Callable[[], Awaitable[list[list[Metric]]]]
 AskPlacements = Callable[[], Awaitable[Mapping[str, Placement]]]  # by model

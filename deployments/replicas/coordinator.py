@@ -27,7 +27,7 @@ from deployments.scaling.controller import placements, set_replicas
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from deployments.endpoints.adapter_registry import AdapterChange
+    from deployments.endpoints.adapters import AdapterChange
 
     Adapters = Mapping[str, AdapterChange]
 

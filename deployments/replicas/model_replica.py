@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from actors.replica.roles import Role
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
-    from deployments.endpoints.adapter_registry import AdapterChange
+    from deployments.endpoints.adapters import AdapterChange
     from engine.heads.spec import HeadsSpec
 
     Adapters = Mapping[str, AdapterChange]
@@ -63,7 +63,7 @@ class ModelReplica:
         """
         with uncollected():
             from actors.replica.replica import Replica, ReplicaSpec
-            from deployments.endpoints.adapter_registry import AdapterRegistry
+            from deployments.endpoints.adapters import AdapterRegistry
             from deployments.monitoring.replica_metrics import ReplicaMetrics
             from deployments.scaling.load_meter import LoadMeter
 

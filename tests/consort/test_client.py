@@ -11,7 +11,8 @@ import pytest
 
 from consort import Client, InvalidRequestError, SamplingParams, ToolCall, UnavailableError
 from consort.text_model import Prompt
-from deployments.requests.schema import ChatRequest, CompletionRequest
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 SPECULATION = {"steps": 1, "drafted": 4, "accepted": 1}

@@ -9,17 +9,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cli import shell
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
+from deployments.apis.messages.request import CountTokensRequest, MessagesRequest
+from deployments.apis.responses.request import ResponsesRequest
 from deployments.configuration.api_keys import ApiKeyConfig
 from deployments.configuration.config import parse_config
 from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, NgramConfig
 from deployments.configuration.http import HttpConfig, TracingConfig
 from deployments.configuration.model import AdaptationConfig, ModelConfig
 from deployments.configuration.paths import ROOT
-from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest
-from deployments.requests.generation_request import GenerationRequest
-from deployments.requests.responses.responses_request import ResponsesRequest
-from deployments.requests.schema import ChatRequest, CompletionRequest
-from deployments.requests.token_requests import TokenizeRequest
+from deployments.fields.generation import GenerationRequest
+from deployments.fields.prompts import TokenizeRequest
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")

@@ -14,9 +14,9 @@ from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
+from deployments.apis.chat.request import ChatRequest
 from deployments.configuration.config import load_config
 from deployments.endpoints.loading import load_endpoints
-from deployments.requests.schema import ChatRequest
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.settings import load_tokenizer
 from engine.model.forward_input import RowInput

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from deployments.apis.chat.request import ChatRequest
 from deployments.http.page import add_page, is_page
-from deployments.requests.schema import ChatRequest
 
 FOLDER = Path(__file__).parents[2] / "playground"
 SERVED = {".html", ".css", ".js", ".mjs", ".svg"}

@@ -5,7 +5,7 @@ import json
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.validation.errors import ErrorBody, anthropic_body
+from deployments.apis.errors import ErrorBody, anthropic_body
 
 _PATH = "/v1/messages"
 

@@ -12,12 +12,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import OverloadedError
+from deployments.apis.errors import anthropic_body, body_of, error_response
 from deployments.configuration.api_keys import secret_digest
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
 from deployments.http.middleware.anthropic_errors import is_messages_path
 from deployments.http.middleware.gate import authorization_of, request_id_of
 from deployments.http.middleware.paths import is_generating
-from deployments.validation.errors import anthropic_body, body_of, error_response
 
 PASSED = "x-consort-passed"  # request header: the proxy's random number, and the request's among those of its key
 BOARD = "x-consort-board"  # response header: the name of the coordinator's board

@@ -6,10 +6,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import OverloadedError
+from deployments.apis.errors import error_response
 from deployments.configuration.api_keys import ApiKey
 from deployments.http.bodies import SMALL_BYTES
 from deployments.http.middleware.paths import GENERATING, is_work
-from deployments.validation.errors import error_response
 
 _BODIES_AT_ONCE = 8  # of the largest size; a parsed body takes several times its bytes
 

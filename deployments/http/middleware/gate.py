@@ -8,9 +8,9 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.apis.errors import refusal_response
 from deployments.configuration.api_keys import ApiKey, KeyRing
 from deployments.http.page import is_page
-from deployments.validation.errors import refusal_response
 
 _OPEN_PATHS = {"/health", "/ready"}  # answered without a key
 _REQUEST_ID = "X-Request-Id"

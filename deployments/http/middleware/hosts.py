@@ -9,7 +9,7 @@ from collections.abc import Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.validation.errors import refusal_response
+from deployments.apis.errors import refusal_response
 
 
 class HostCheck:

@@ -4,7 +4,8 @@ import pytest
 
 from cli.console.parameters import Parameters, as_written
 from decoding.errors import InvalidRequestError
-from deployments.requests.schema import ChatRequest, CompletionRequest
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from decoding.errors import ConfigError, InvalidRequestError
 from deployments.configuration.config import load_config, parse_config
 from deployments.configuration.endpoint import BlendConfig, EndpointConfig, StrategyConfig
 from deployments.configuration.paths import ROOT
-from deployments.requests.ensemble_fields import EnsembleFields
+from deployments.fields.ensembles import EnsembleFields
+from deployments.fields.strict import problem_of
 from deployments.strategies.options import load_strategy
-from deployments.validation.strict import problem_of
 from tests.deployments.test_docs import config_row
 
 DOCS = (ROOT / "docs" / "ensembles.md").read_text(encoding="utf-8")

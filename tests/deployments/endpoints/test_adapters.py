@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from actors.wire.messages import Adapter
-from deployments.endpoints.adapter_registry import AdapterRegistry
+from deployments.endpoints.adapters import AdapterRegistry
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 

@@ -13,12 +13,13 @@ from tokenizers.models import WordLevel
 
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError, InvalidRequestError
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
-from deployments.requests.schema import ChatRequest, CompletionRequest
 
 BUNDLED = ROOT / "models" / "drafter"
 

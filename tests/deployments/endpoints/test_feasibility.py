@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
+from deployments.apis.completions.request import CompletionRequest
+from deployments.endpoints.bounds import check_feasible
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.endpoints.feasibility import check_feasible
-from deployments.requests.schema import CompletionRequest
 from tests.support.properties import repeatable
 
 VOCAB = 5

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.answers.schema import Answer
+from deployments.apis.choices import Answer
 from deployments.configuration.config import TINY_CONFIG, load_config
+from deployments.endpoints.bounds import LogprobBudget
 from deployments.endpoints.loading import load_endpoints
-from deployments.endpoints.logprob_budget import LogprobBudget
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator

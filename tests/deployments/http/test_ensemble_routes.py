@@ -278,7 +278,7 @@ def test_interpreters_are_made_for_members_with_other_tokens_alone(foreign: Path
 
 
 def test_requests_carry_what_they_change(served: dict[str, ServedEndpoint]) -> None:
-    from deployments.requests.schema import CompletionRequest
+    from deployments.apis.completions.request import CompletionRequest
 
     body = CompletionRequest(model="ensemble", prompt=["a"], weights=[3, 1], member_timeout_ms=20)
     (request,) = served["ensemble"].prepare(body, seed=0)

@@ -6,8 +6,9 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deployments.requests.generation_request import GenerationRequest
-from deployments.requests.schema import ChatRequest, CompletionRequest
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.completions.request import CompletionRequest
+from deployments.fields.generation import GenerationRequest
 
 numbers = st.one_of(st.integers(-3, 40), st.sampled_from([0, 1, 2, 2047, 2048, 10**12]), st.floats(-1, 3, width=16))
 texts = st.sampled_from(["", "a", "é", "import os", "none", "auto", "{", "[a-z]+", 'start: "a"', "\n", "json"])

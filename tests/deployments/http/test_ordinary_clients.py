@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from deployments.requests.message import Message
-from deployments.requests.responses.responses_request import ResponsesRequest
+from deployments.apis.responses.request import ResponsesRequest
+from deployments.fields.conversation import Message
 
 MODEL = {"model": "consort", "max_tokens": 4}
 USER = {"role": "user", "content": "hi"}

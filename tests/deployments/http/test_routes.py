@@ -10,12 +10,12 @@ from actors.coordinator.loop import Coordinator
 from actors.wire.link import LocalExchange
 from decoding.errors import UnavailableError
 from deployments.admission.limits import Limits
+from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
-from deployments.requests.schema import CompletionRequest
 from tests.deployments.bad_input import CASES, NO_OBJECTS
 from tests.deployments.conftest import MAX_REQUESTS
 from tests.deployments.fake_coordinator import FakeCoordinator

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from deployments.apis.decoder import TokenDecoder
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.tokenizers.token_decoder import TokenDecoder
 from tests.support.byte_level import byte_level_tokenizer
 
 TEXT = "def naïve(x):\n    return '漢字'"

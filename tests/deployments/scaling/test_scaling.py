@@ -13,6 +13,7 @@ from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeApplicationSchema
 
 from decoding.errors import ConfigError, UnavailableError
+from deployments.apis.errors import install_error_handlers
 from deployments.app import BuildArgs, build, build_application
 from deployments.configuration.api_keys import KeyRing, key_of
 from deployments.configuration.config import parse_config
@@ -22,7 +23,6 @@ from deployments.http.middleware.gate import Gate
 from deployments.http.scaling_routes import add_scaling_route
 from deployments.scaling import controller
 from deployments.scaling.controller import set_replicas, with_fixed_count
-from deployments.validation.errors import install_error_handlers
 
 MODELS = {
     "large": {"path": "org/large", "scaling": {"max": 4}},

@@ -1,1 +1,0 @@
-"""Answers in OpenAI's formats, whole or in chunks, with log-probabilities, ensemble members and tool calls."""

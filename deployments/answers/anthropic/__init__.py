@@ -1,1 +1,0 @@
-"""Answers in the format of Anthropic's Messages API."""

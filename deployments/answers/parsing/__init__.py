@@ -1,1 +1,0 @@
-"""Splits the text of an answer into reasoning, content and tool calls, whole or streamed."""

@@ -1,0 +1,157 @@
+"""What an answer says about an ensemble: its members, candidates and progress."""
+
+import math
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from actors.coordinator.request import Delta, Request
+from actors.wire.messages import MemberShare
+from deployments.strategies.deliberation import Outcome, Progress
+
+_DIGITS = 4
+_LEAST = -9999.0  # JSON has no minus infinity
+
+
+class MemberDetail(BaseModel):
+    """Contribution of a member."""
+
+    model: str
+    answered: bool  # false: it failed before the end
+    weight: float  # of 1 in all; 0: it failed
+    tokens: int
+    agreement: float | None  # share of tokens that were its most probable, or of its candidates
+    latency_ms: float  # blends: mean per step, 0 for the leader; else until its last candidate
+    candidates: int | None = None
+    votes: int | None = None
+    error: str | None = None
+
+
+class CandidateDetail(BaseModel):
+    """Score of a candidate."""
+
+    model: str
+    index: int
+    score: float
+    log_likelihood: float  # nats per token
+    tokens: int
+    extracted: str | None = None
+
+
+class EnsembleDetail(BaseModel):
+    """How several models made one answer. Unset fields are not sent."""
+
+    blend: str | None = None
+    strategy: str | None = None
+    winner: str | None = None
+    agreement: float | None = None
+    votes: dict[str, float] | None = None
+    members: Sequence[MemberDetail]
+    candidates: Sequence[CandidateDetail] | None = None
+
+
+class ProgressDetail(BaseModel):
+    """Progress towards an answer."""
+
+    event: str
+    model: str
+    done: int
+    total: int
+    index: int | None = None
+    tokens: int | None = None
+    log_likelihood: float | None = None
+    error: str | None = None
+
+
+def describe_blend(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail:
+    """Detail of a blend."""
+    members = [
+        MemberDetail(
+            model=share.model,
+            answered=share.tokens == shares[0].tokens,  # the leader contributes to every token
+            weight=_round(share.weight),
+            tokens=share.tokens,
+            agreement=_round(share.agreement),
+            latency_ms=_round(1e3 * share.latency_s),
+        )
+        for share in shares
+    ]
+    return EnsembleDetail(blend=blend, members=members)
+
+
+def describe_outcome(outcome: Outcome) -> EnsembleDetail:
+    """Detail of a choice among whole answers."""
+    members = [
+        MemberDetail(
+            model=member.model,
+            answered=member.error is None,
+            weight=_round(member.weight),
+            tokens=member.tokens,
+            agreement=None if member.agreement is None else _round(member.agreement),
+            latency_ms=_round(1e3 * member.latency_s),
+            candidates=member.candidates,
+            votes=member.votes,
+            error=member.error,
+        )
+        for member in outcome.members
+    ]
+    candidates = [
+        CandidateDetail(
+            model=candidate.model,
+            index=candidate.index,
+            score=_round(candidate.score),
+            log_likelihood=_round(candidate.log_likelihood),
+            tokens=candidate.tokens,
+            extracted=candidate.extracted,
+        )
+        for candidate in outcome.candidates
+    ]
+    return EnsembleDetail(
+        strategy=outcome.strategy,
+        winner=outcome.winner,
+        agreement=None if outcome.agreement is None else _round(outcome.agreement),
+        votes=outcome.votes and {answer: _round(share) for answer, share in outcome.votes.items()},
+        members=members,
+        candidates=candidates,
+    )
+
+
+def describe_progress(progress: Progress) -> ProgressDetail:
+    """Detail of one step of progress."""
+    likelihood = progress.log_likelihood
+    return ProgressDetail(
+        event=progress.kind,
+        model=progress.model,
+        done=progress.done,
+        total=progress.total,
+        index=progress.index,
+        tokens=progress.tokens,
+        log_likelihood=None if likelihood is None else _round(likelihood),
+        error=progress.error,
+    )
+
+
+def _round(value: float) -> float:
+    return round(value, _DIGITS) if math.isfinite(value) else _LEAST
+
+
+class EnsembleTally:
+    """Contributions to all choices of one answer; empty for endpoints without members."""
+
+    def __init__(self, requests: Sequence[Request], *, wanted: bool) -> None:
+        """wanted: whether the client wants `ensemble`."""
+        self._blends = [request.ensemble_options.blend.kind for request in requests]
+        self._wanted = wanted
+        self._details: dict[int, EnsembleDetail] = {}
+
+    def add(self, index: int, delta: Delta) -> None:
+        if self._wanted and delta.members is not None:
+            self._details[index] = describe_blend(self._blends[index], delta.members)
+
+    def conclude(self, index: int, outcome: Outcome) -> None:
+        if self._wanted:
+            self._details[index] = describe_outcome(outcome)
+
+    def detail(self, index: int) -> EnsembleDetail | None:
+        """Detail of a choice; None if it has no members or the detail is not wanted."""
+        return self._details.get(index)

@@ -1,0 +1,236 @@
+"""Body of POST /v1/responses, OpenAI's newer API, as far as it needs no stored state."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from decoding.sampling.params import Structure
+from deployments.fields.conversation import FlatToolFields, Message, refusal_as_text, thinking_variables
+from deployments.fields.generation import GenerationRequest
+from deployments.fields.strict import StrictModel, Text, wrong_field
+from deployments.fields.structures import ResponseFormat
+from deployments.fields.types import Items, JsonObject, Limit, only, without_effect
+
+ItemType = Literal["message", "function_call", "function_call_output", "reasoning"]
+
+_FIELDS: dict[ItemType, set[str]] = {
+    "message": {"role", "content"},
+    "function_call": {"call_id", "name", "arguments"},
+    "function_call_output": {"call_id", "output"},
+    "reasoning": {"content"},
+}
+
+
+def _as_parts(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    return [refusal_as_text(part, "output_text") for part in value] if isinstance(value, list) else value
+
+
+def _without_nulls(value: object) -> object:
+    """Drop null fields, which clients send when they return an earlier output."""
+    return {name: field for name, field in value.items() if field is not None} if isinstance(value, dict) else value
+
+
+class ItemPart(StrictModel):
+    """A text part of an item."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
+    text: Text
+    annotations: Annotated[Any, without_effect([])] = None
+    logprobs: list[Any] | None = None  # of an earlier output; ignored
+
+
+Parts = Annotated[Items[ItemPart], BeforeValidator(_as_parts)]
+
+
+class Item(StrictModel):
+    """An input item, which may be an earlier output item. Its type determines its fields."""
+
+    type: ItemType = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Parts | None = Field(None, description="Of a message: a text, or text parts.")
+    call_id: Text | None = None
+    name: Text | None = Field(None, description="Of the function that was called.")
+    arguments: Text | None = Field(None, description="JSON.")
+    output: Parts | None = Field(None, description="What the function returned: a text, or text parts.")
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    summary: list[Any] | None = None  # of an earlier output; ignored
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> "Item":
+        wanted = _FIELDS[self.type]
+        for field in ("role", "content", "call_id", "name", "arguments", "output"):
+            given = getattr(self, field) is not None
+            if given and field not in wanted:
+                raise wrong_field(field, f"has no place in the type {self.type!r}")
+            if not given and field in wanted and self.type != "reasoning":  # which may be empty
+                raise wrong_field(field, "is required")
+        return self
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """The item as a message of a chat."""
+        if self.type == "function_call":
+            function = {"name": self.name, "arguments": self.arguments}
+            return {"role": "assistant", "tool_calls": [{"id": self.call_id, "function": function}]}
+        if self.type == "function_call_output":
+            return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
+        return {"role": self.role, "content": _text(self.content)}
+
+
+InputItem = Annotated[Item, BeforeValidator(_without_nulls)]
+
+
+def conversation(items: Sequence[Item], instructions: str | None) -> list[Message]:
+    """Convert items to chat messages. Calls and reasoning join the assistant's turn; instructions come first."""
+    turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    reasoning = ""
+    for item in items:
+        if item.type == "reasoning":
+            reasoning += _text(item.content)
+            continue
+        if item.type == "function_call" and turns and turns[-1]["role"] == "assistant":
+            turns[-1].setdefault("tool_calls", []).extend(item.turn["tool_calls"])
+        else:
+            turns.append(item.turn)
+            if reasoning and turns[-1]["role"] == "assistant":
+                turns[-1]["reasoning_content"] = reasoning
+            reasoning = ""
+    return [Message.model_validate(turn) for turn in turns]
+
+
+def _text(parts: Sequence[ItemPart] | None) -> str:
+    return "".join(part.text for part in parts or ())
+
+
+_NO_STATE = "nothing is stored; send the whole conversation"
+
+
+def _as_items(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class TextFormat(StrictModel):
+    """`response_format` in the shape of this API."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    description: Text | None = None
+    schema_: JsonObject | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_needed(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise wrong_field("schema", "goes with the type json_schema, and with no other")
+        return self
+
+    @property
+    def response_format(self) -> ResponseFormat:
+        """The format as chat has it."""
+        schema = None if self.schema_ is None else {"schema": self.schema_}
+        return ResponseFormat.model_validate({"type": self.type, "json_schema": schema})
+
+
+class TextOptions(StrictModel):
+    """Options of the output's text."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[Any, without_effect("medium")] = None
+
+
+class ReasoningOptions(StrictModel):
+    """How the model reasons. Nothing summarises what it writes."""
+
+    effort: Text | None = None
+    summary: Annotated[Any, without_effect()] = None
+    generate_summary: Annotated[Any, without_effect()] = None
+
+
+class ResponsesRequest(GenerationRequest, FlatToolFields):
+    """POST /v1/responses."""
+
+    prompt_field = "input"
+    default_max_tokens = None
+
+    input: Annotated[Items[InputItem], Field(min_length=1), BeforeValidator(_as_items)] = Field(
+        description="A text, or messages, `reasoning`, `function_call`s and `function_call_output`s, oldest first."
+    )
+    instructions: Text | None = Field(None, description="A system message before the input.")
+    max_output_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
+    text: TextOptions | None = Field(None, description="`format`: what `response_format` is in chat.")
+    include: Items[Text] | None = Field(
+        None, description="`message.output_text.logprobs`: log-probabilities of the output. Others are ignored."
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Report this many most probable tokens per position, and include log-probabilities."
+    )
+    previous_response_id: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
+    conversation: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
+    background: Annotated[bool, only(False, why=_NO_STATE)] | None = Field(None, description="Only false.")
+    prompt: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
+    max_tool_calls: int | None = Field(None, description="Changes nothing: only tools of a server are counted.")
+    reasoning: ReasoningOptions | None = Field(None, description="`effort`: what `reasoning_effort` is in chat.")
+    truncation: Annotated[Any, without_effect("disabled")] = Field(
+        None, description="Without effect: an input that is too long is an error."
+    )
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        formats = [self.response_format, self.text.format if self.text else None]
+        return [
+            *super()._conditions(),
+            (self.choices == 1, "n", "should be 1; a response has one output"),
+            (self.prompt_logprobs is None, "prompt_logprobs", "is not part of responses; use completions or chat"),
+            (None in formats, "response_format", "has no place beside text.format; set one of them"),
+            (
+                self.structured_outputs is None or formats[1] is None,
+                "structured_outputs",
+                "has no place beside text.format; set one of them",
+            ),
+            (
+                None in (self.max_tokens, self.max_output_tokens),
+                "max_tokens",
+                "has no place beside max_output_tokens; set one of them",
+            ),
+            *self.tool_conditions(),
+        ]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The input as chat messages."""
+        return conversation(self.input, self.instructions)
+
+    @property
+    def wanted_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_output_tokens is None else self.max_output_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        wanted = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs is not None
+        return (self.top_logprobs or 0) if wanted else None
+
+    @property
+    def switches(self) -> Mapping[str, Any]:
+        return thinking_variables(self.reasoning.effort if self.reasoning else None, None)
+
+    @property
+    def switch_field(self) -> str:
+        return "reasoning"
+
+    @property
+    def structure(self) -> Structure | None:
+        return self.forced_structure() or self._text_structure
+
+    @property
+    def structure_field(self) -> str:
+        own = "text.format" if self.text is not None and self.text.format is not None else super().structure_field
+        return "tools" if self.must_call else own
+
+    @property
+    def _text_structure(self) -> Structure | None:
+        wanted = self.text.format if self.text else None
+        return wanted.response_format.structure if wanted is not None else super().structure

@@ -1,1 +1,0 @@
-"""Request bodies: their fields and how each is checked. Knows nothing of models."""

@@ -1,1 +1,0 @@
-"""Request bodies of Anthropic's Messages API."""

@@ -1,1 +1,0 @@
-"""Request bodies of OpenAI's Responses API."""

@@ -1,1 +1,0 @@
-"""Tokenizers at the HTTP edge, and the formats of tool calls."""

@@ -1,1 +1,0 @@
-"""Strict pydantic models, and errors as HTTP reports them."""
