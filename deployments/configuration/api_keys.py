@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +34,6 @@ class ApiKey:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it has any limit of its own."""
         return any(getattr(self, name) is not None for name in _LIMITS)
 
     def share(self, parts: int) -> "ApiKey":
@@ -59,7 +59,6 @@ class KeyRing:
 
     @property
     def digests(self) -> list[bytes]:
-        """Return the digests of all keys' secrets."""
         return [key.digest for key in self._keys]
 
     def find(self, authorization: str | None) -> ApiKey | None:
@@ -138,25 +137,16 @@ class ApiKeyConfig(StrictModel):
         else:
             assert self.file is not None
             path = folder / expanded(self.file, key=f"http.api_keys.{name}.file")
-            secret, source, missing = _content(path), "file", f"there is no secret in {self.file!r}"
+            secret, source, missing = "", "file", f"there is no secret in {self.file!r}"
+            with suppress(OSError, UnicodeDecodeError):
+                secret = path.read_text(encoding="utf-8")
         digest = _digest(secret, field=f"http.api_keys.{name}.{source}", missing=missing)
         return self.model_copy(update={"key": None, "env": None, "file": None, "sha256": digest})
 
     def api_key(self, name: str) -> ApiKey:
         """Return the key as the server checks it. The secret must have been digested."""
         assert self.sha256 is not None
-        digest = bytes.fromhex(self.sha256)
-        return ApiKey(
-            name,
-            digest,
-            self.weight,
-            self.max_requests,
-            self.max_tokens,
-            self.requests_per_minute,
-            self.tokens_per_minute,
-            self.admin,
-            self.private_cache,
-        )
+        return ApiKey(name, bytes.fromhex(self.sha256), **self.model_dump(exclude={"key", "env", "file", "sha256"}))
 
 
 def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:
@@ -186,10 +176,3 @@ def _digest(secret: str, *, field: str, missing: str) -> str:
     if not (secret.isascii() and secret.isprintable()):
         raise ConfigError(f"{field}: has characters that clients can't send; take printable ASCII")
     return digest_of(secret).hex()
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""

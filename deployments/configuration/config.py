@@ -1,32 +1,21 @@
-"""The configuration of a server, read from YAML. Must not know Ray or loaded models."""
+"""The configuration of a server, read from YAML and checked."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field, ValidationError
 
-from decoding.errors import ConfigError, InvalidRequestError
+from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.api_keys import environment_key
 from deployments.configuration.document import Mistakes, read_document, without_removed_keys
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig
-from deployments.configuration.paths import (
-    ROOT,
-    check_checkpoint,
-    check_local,
-    expanded,
-    is_local,
-    locate,
-    positions_of,
-    read_header,
-)
-from deployments.configuration.roles import check_roles, missing_models, parent_of_adapters, roles_in
+from deployments.configuration.paths import ROOT, anchored, check_checkpoint
+from deployments.configuration.roles import misfits, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
-from deployments.configuration.values import Name, check_names
+from deployments.configuration.values import Name, check_name
 from deployments.fields.strict import StrictModel, problems_of
 
 if TYPE_CHECKING:
@@ -91,6 +80,25 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     return config
 
 
+def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
+    """Read the configuration in a YAML file; by default, the one that serves SmolLM2-135M-Instruct.
+
+    path: relative to the working directory or, like `deployments/ensemble.yaml`, to what comes with Consort.
+
+    Raises:
+        ConfigError: the file can't be read, or the configuration is wrong (see `parse_config`).
+    """
+    if not path.exists() and (ROOT / path).is_file():
+        path = ROOT / path
+    data, mistakes = read_document(path), Mistakes()
+    config = _checked(data, path.resolve().parent, mistakes)
+    for name, model in config.models.items():
+        with mistakes.noted():
+            check_checkpoint(f"models.{name}", model.path, model.max_length, safetensors_only=model.safetensors_only)
+    mistakes.check(of=f"{path}: ")
+    return config
+
+
 def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
     """Return the configuration, or where there are mistakes the parts that are right by themselves."""
     data = without_removed_keys(data, mistakes)
@@ -101,20 +109,19 @@ def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
             mistakes.note(f"{path or 'the configuration'}: {problem}")
         config, is_sound = _sound_parts(data), False
     models = data.get("models") if isinstance(data, dict) else None
-    known = missing_models(config.endpoints, models if isinstance(models, dict) else {}, mistakes)
+    missing = list(missing_models(config.endpoints, models if isinstance(models, dict) else {}))
+    mistakes.note(*missing)
     for name, endpoint in config.endpoints.items():
         _check_endpoint(name, endpoint, folder, mistakes)
-    if is_sound and known:
-        check_roles(config.models, config.endpoints, mistakes)
-        _check_devices(config, mistakes)
+    if is_sound and not missing:
+        mistakes.note(*misfits(config.models, config.endpoints))
     for name, model in config.models.items():
-        _check_model(name, model, folder, mistakes)
+        _anchor_model(name, model, folder, mistakes)
     _check_http(config.http, folder, mistakes)
     return config
 
 
 def _sound_parts(data: object) -> ServerConfig:
-    """Return the models and endpoints that are right by themselves, and the HTTP interface if it is."""
     document = data if isinstance(data, dict) else {}
 
     def sound(kind: type[_Part], entries: object) -> dict[str, _Part]:
@@ -136,27 +143,28 @@ def _parsed(kind: type[_Part], data: object) -> _Part | None:
 
 
 def _check_endpoint(name: str, endpoint: EndpointConfig, folder: Path, mistakes: Mistakes) -> None:
-    """Note what is wrong with an endpoint by itself, and anchor its paths."""
+    """Note what is wrong with an endpoint by itself, and anchor the path of its heads."""
     with mistakes.noted():
-        check_names("endpoints", [name])
-    with mistakes.noted():
-        _check_defaults(name, endpoint)
+        check_name("endpoints", name)
+    try:
+        SamplingParams(max_tokens=MAX_LENGTH, **endpoint.defaults.arguments())
+    except InvalidRequestError as error:
+        mistakes.note(f"endpoints.{name}.defaults.{error}")
     if endpoint.heads is not None:
         with mistakes.noted():
-            endpoint.heads.path = _anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")
+            endpoint.heads.path = anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")
 
 
-def _check_model(name: str, model: ModelConfig, folder: Path, mistakes: Mistakes) -> None:
-    """Note what is wrong with a model by itself, and anchor its paths."""
+def _anchor_model(name: str, model: ModelConfig, folder: Path, mistakes: Mistakes) -> None:
     with mistakes.noted():
-        model.path = _anchored(model.path, folder, key=f"models.{name}.path")
+        model.path = anchored(model.path, folder, key=f"models.{name}.path")
     if model.adapter is not None:
         with mistakes.noted():
-            model.adapter = _anchored(model.adapter, folder, key=f"models.{name}.adapter")
+            model.adapter = anchored(model.adapter, folder, key=f"models.{name}.adapter")
     for adapter, path in model.adapters.items():
         with mistakes.noted():
-            check_names(f"models.{name}.adapters", [adapter])
-            model.adapters[adapter] = _anchored(path, folder, key=f"models.{name}.adapters.{adapter}")
+            check_name(f"models.{name}.adapters", adapter)
+            model.adapters[adapter] = anchored(path, folder, key=f"models.{name}.adapters.{adapter}")
 
 
 def _check_http(http: HttpConfig, folder: Path, mistakes: Mistakes) -> None:
@@ -169,80 +177,3 @@ def _check_http(http: HttpConfig, folder: Path, mistakes: Mistakes) -> None:
             http.add_key("environment", own)
     with mistakes.noted():
         http.tls = http.tls and http.tls.anchored(folder)
-
-
-def _check_checkpoint(name: str, model: ModelConfig) -> None:
-    """Raise ConfigError if a model's folder lacks a file that is needed, or has fewer positions than `max_length`."""
-    folder = Path(locate(model.path))
-    if not folder.is_dir():
-        return
-    with _naming(f"models.{name}.path"):
-        check_checkpoint(folder, safetensors_only=model.safetensors_only)
-        positions = positions_of(read_header(folder))
-    if positions is not None and model.max_length is not None and model.max_length > positions:
-        raise ConfigError(
-            f"models.{name}.max_length: is {model.max_length}, but the model has {positions} positions; lower it"
-        )
-
-
-def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
-    """Read the configuration in a YAML file; by default, the one that serves SmolLM2-135M-Instruct.
-
-    path: relative to the working directory or, like `deployments/ensemble.yaml`, to what comes with Consort.
-
-    Raises:
-        ConfigError: the file can't be read, or the configuration is wrong (see `parse_config`).
-    """
-    if not path.exists() and (ROOT / path).is_file():
-        path = ROOT / path
-    data, mistakes = read_document(path), Mistakes()
-    config = _checked(data, path.resolve().parent, mistakes)
-    for name, model in config.models.items():
-        with mistakes.noted():
-            _check_checkpoint(name, model)
-    with _naming(str(path)):
-        mistakes.check()
-    return config
-
-
-@contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """Put a key before the text of a ConfigError in the block."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None  # the same text, without the key
-
-
-def _anchored(path: str, folder: Path, *, key: str) -> str:
-    """Return a path that does not depend on the configuration's folder or on the working directory.
-
-    Raises:
-        ConfigError: it has a variable that is not set, or is no Hub id and names nothing here.
-    """
-    path = expanded(path, key=key)
-    with _naming(key):
-        for candidate in (folder / path, Path(path)):
-            if candidate.is_file() if path.lower().endswith(".gguf") else candidate.is_dir():
-                absolute = candidate.resolve()
-                return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
-        if locate(path) == path and is_local(path):
-            check_local(path)
-    return path
-
-
-def _check_defaults(name: str, endpoint: EndpointConfig) -> None:
-    """Raise ConfigError if a default sampling parameter is out of range."""
-    try:
-        SamplingParams(max_tokens=MAX_LENGTH, **endpoint.defaults.arguments())
-    except InvalidRequestError as error:
-        raise ConfigError(f"endpoints.{name}.defaults.{error}") from error
-
-
-def _check_devices(config: ServerConfig, mistakes: Mistakes) -> None:
-    for name, model in config.models.items():
-        if model.tensor_parallel > 1 and model.num_gpus == 0 and not (model.num_cpus or model.resources):
-            mistakes.note(f"models.{name}.tensor_parallel: set num_cpus, which each of its devices gets")
-        gpus = config.models.get(model.colocated_with or name, model).num_gpus
-        if model.device.startswith(("cuda", "balanced")) and gpus == 0:
-            mistakes.note(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")

@@ -42,9 +42,9 @@ class Mistakes:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def note(self, line: str) -> None:
-        """Remember a mistake."""
-        self._lines.append(line)
+    def note(self, *lines: str) -> None:
+        """Remember mistakes."""
+        self._lines += lines
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -54,12 +54,11 @@ class Mistakes:
         except ConfigError as error:
             self.note(str(error))
 
-    def check(self) -> None:
-        """Raise ConfigError if there are mistakes."""
-        if len(self._lines) == 1:
-            raise ConfigError(self._lines[0])
+    def check(self, *, of: str = "") -> None:
+        """Raise ConfigError if there are mistakes. of: what its text begins with."""
         if self._lines:
-            raise ConfigError("\n  ".join([f"{len(self._lines)} mistakes", *self._lines]))
+            count = [f"{len(self._lines)} mistakes"] if len(self._lines) > 1 else []
+            raise ConfigError(of + "\n  ".join([*count, *self._lines]))
 
 
 def read_document(path: Path) -> object:

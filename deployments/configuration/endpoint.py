@@ -1,5 +1,6 @@
 """The configuration of an endpoint: its models, how they answer together, and the defaults of its requests."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +24,14 @@ EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 MAX_CANDIDATES = 128  # of all members together: `mbr` compares every pair
 _STEP_TIMEOUT_MS = 30_000.0
 _ANSWER_TIMEOUT_MS = 600_000.0
+_KINDS: Mapping[str, tuple[EndpointKind, ...]] = {  # of the endpoints that a key is for
+    "target": ("plain", "speculative"),
+    "members": ("ensemble",),
+    "expert": ("contrastive",),
+    "amateur": ("contrastive",),
+    "strategy": ("ensemble",),
+}
+_REQUIRED = ("target", "expert", "amateur")  # by all endpoints of these kinds
 
 
 class BlendConfig(BlendFields):
@@ -75,163 +84,6 @@ class StrategyConfig(StrictModel):
         return self
 
 
-class EnsembleConfig(StrictModel):
-    """The keys of an endpoint that concern its members. `target` is their leader."""
-
-    kind: EndpointKind | None = Field(
-        None, description="plain, speculative, ensemble or contrastive; null: follows from the other keys."
-    )
-    target: str = Field("", description="The model whose text is served, if there are no members.")
-    members: list[str] = Field(
-        default_factory=list, description="ensemble: the models that answer together, the leader first."
-    )
-    expert: str | None = Field(None, description="contrastive: the model whose text is served.")
-    amateur: str | None = Field(None, description="contrastive: the weaker model, whose mistakes are penalised.")
-    blend: BlendConfig = Field(
-        default_factory=BlendConfig, description="How the members' distributions are combined, token by token."
-    )
-    strategy: StrategyConfig | None = Field(
-        None, description="ensemble: choose among complete answers of the members; null: blend them token by token."
-    )
-    on_member_failure: Literal["fail", "drop"] = Field(
-        "fail", description="If a member fails: fail the request, or drop the member and go on with the others."
-    )
-    min_members: Annotated[int, Field(ge=1)] = Field(1, description="With fewer members the request fails in any case.")
-    member_timeout_ms: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Time limit of a member for a step (null: 30 s), or for all its candidates (null: 600 s).",
-    )
-    member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Widest type in which the members' logits are sent."
-    )
-    member_top_k: Annotated[int, Field(ge=0)] = Field(
-        0, description="How many logits per position are sent; 0: all, as topk_union and contrastive blends need."
-    )
-
-    vocabulary: VocabularyKind = Field(
-        "shared",
-        description="Tokens on which members are blended: shared (one vocabulary), union (each tokenizes the text "
-        "itself, over all tokens), or topk_union (the same, over the most probable tokens of each).",
-    )
-    vocabulary_top_k: Annotated[int, Field(ge=1)] = Field(10, description="topk_union: candidate tokens per member.")
-
-    @model_validator(mode="after")
-    def _members_fit_together(self) -> Self:
-        self.kind = self.kind or self._implied_kind()
-        for holds, field, problem in self._conditions():
-            if not holds:
-                raise wrong_field(field, problem)
-        if self.kind == "contrastive":
-            self.target = self.expert or ""
-        elif self.kind == "ensemble":
-            self.target = self.members[0]
-        try:
-            self.ensemble_options()
-        except InvalidRequestError as error:
-            raise wrong_field(f"blend.{error.field}", str(error)) from error
-        return self
-
-    def _implied_kind(self) -> EndpointKind:
-        if self.expert is not None or self.amateur is not None:
-            return "contrastive"
-        if self.members:
-            return "ensemble"
-        return "speculative" if self.drafts else "plain"
-
-    def _conditions(self) -> list[tuple[bool, str, str]]:
-        """Return each condition with the key to blame and the problem if it does not hold."""
-        ensemble, contrastive = self.kind == "ensemble", self.kind == "contrastive"
-        alone = not (ensemble or contrastive)
-        min_models = 1 if self.strategy else 2
-        total = len(self.members) * (self.strategy.candidates if self.strategy else 0)
-        judge = self.strategy.judge if self.strategy else None
-        others = nearest(judge or "", self.members)
-        return [
-            (not alone or bool(self.target), "target", "is required"),
-            (alone or not self.target, "target", f"is not for an endpoint of the kind {self.kind}"),
-            (ensemble or not self.members, "members", f"is not for an endpoint of the kind {self.kind}"),
-            (not ensemble or len(self.members) >= min_models, "members", f"should name at least {min_models}"),
-            (len(set(self.members)) == len(self.members), "members", "should all differ"),
-            (contrastive or self.expert is None, "expert", f"is not for an endpoint of the kind {self.kind}"),
-            (contrastive or self.amateur is None, "amateur", f"is not for an endpoint of the kind {self.kind}"),
-            (not contrastive or self.expert is not None, "expert", "is required"),
-            (not contrastive or self.amateur is not None, "amateur", "is required"),
-            (not contrastive or self.expert != self.amateur, "amateur", "should differ from the expert"),
-            (not contrastive or self.blend.kind in (None, "contrastive"), "blend.kind", "should be contrastive here"),
-            (ensemble or self.strategy is None, "strategy", f"is not for an endpoint of the kind {self.kind}"),
-            (total <= MAX_CANDIDATES, "strategy.candidates", f"are {total} in all; at most {MAX_CANDIDATES} are taken"),
-            (judge is None or judge in self.members, "strategy.judge", f"is not among the members; {others}"),
-            (self.kind != "plain" or not self.drafts, "kind", "is plain, but the endpoint has drafts"),
-            (self.kind != "speculative" or self.drafts, "kind", "is speculative, but the endpoint has no drafts"),
-            (
-                self.vocabulary == "shared" or (not alone and self.strategy is None),
-                "vocabulary",
-                f"is {self.vocabulary}, which is for members that are blended token by token",
-            ),
-            (
-                self.vocabulary != "topk_union" or self.member_top_k == 0,
-                "member_top_k",
-                "should be 0 with vocabulary: topk_union, which needs each member's logits of the others' tokens",
-            ),
-            (
-                "contrastive" not in (self.kind, self.blend.kind) or self.member_top_k == 0,
-                "member_top_k",
-                "should be 0 with a contrastive blend, which would prefer each token that the amateur did not send to "
-                "all others",
-            ),
-            (
-                self.vocabulary == "topk_union" or "vocabulary_top_k" not in self.model_fields_set,
-                "vocabulary_top_k",
-                f"is for vocabulary: topk_union, not for {self.vocabulary}",
-            ),
-            (alone or self.min_members <= len(self.models), "min_members", "are more than there are members"),
-        ]
-
-    @property
-    def drafts(self) -> bool:
-        """Whether anything drafts for the endpoint."""
-        raise NotImplementedError
-
-    @property
-    def others(self) -> list[str]:
-        """The members except the leader."""
-        return [self.amateur] if self.amateur is not None else self.members[1:]
-
-    @property
-    def through_text(self) -> list[str]:
-        """The members whose vocabulary may differ from the leader's."""
-        return [] if self.vocabulary == "shared" else self.others
-
-    @property
-    def models(self) -> list[str]:
-        """All members, the leader first; without members, the target."""
-        return [self.expert or "", *self.others] if self.expert is not None else self.members or [self.target]
-
-    def named_models(self) -> list[tuple[str, str]]:
-        """Return the answering models, each with the key that names it."""
-        if self.kind == "contrastive":
-            return [("expert", self.target), *(("amateur", model) for model in self.others)]
-        return [("members" if self.members else "target", model) for model in self.models]
-
-    def ensemble_options(self) -> EnsembleOptions:
-        """Return the decoder's options; raises InvalidRequestError if a value is out of range."""
-        blend = self.blend.params("contrastive" if self.kind == "contrastive" else "mixture")
-        if self.kind in ("ensemble", "contrastive"):
-            blend.require_members(len(self.models))
-            blend.require_vocabulary(self.vocabulary)
-        default_ms = _STEP_TIMEOUT_MS if self.strategy is None else _ANSWER_TIMEOUT_MS
-        return EnsembleOptions(
-            blend=blend,
-            on_member_failure=self.on_member_failure,
-            min_members=self.min_members,
-            member_timeout_s=(self.member_timeout_ms or default_ms) / 1e3,
-            member_dtype=self.member_dtype,
-            member_top_k=self.member_top_k,
-            vocabulary=self.vocabulary,
-            vocabulary_top_k=self.vocabulary_top_k,
-        )
-
-
 class NgramConfig(StrictModel):
     """Drafts by prompt lookup: the tokens that followed an earlier occurrence of the last tokens."""
 
@@ -273,9 +125,44 @@ class HeadsConfig(StrictModel):
         return HeadsSpec(name=f"endpoints.{endpoint}.heads", **values)
 
 
-class EndpointConfig(EnsembleConfig):
-    """A name that clients send as `model`, and the models that answer."""
+class EndpointConfig(StrictModel):
+    """A name that clients send as `model`, and the models that answer: a target, or members that it leads."""
 
+    kind: EndpointKind | None = Field(
+        None, description="plain, speculative, ensemble or contrastive; null: follows from the other keys."
+    )
+    target: str = Field("", description="The model whose text is served, if there are no members.")
+    members: list[str] = Field(
+        default_factory=list, description="ensemble: the models that answer together, the leader first."
+    )
+    expert: str | None = Field(None, description="contrastive: the model whose text is served.")
+    amateur: str | None = Field(None, description="contrastive: the weaker model, whose mistakes are penalised.")
+    blend: BlendConfig = Field(
+        default_factory=BlendConfig, description="How the members' distributions are combined, token by token."
+    )
+    strategy: StrategyConfig | None = Field(
+        None, description="ensemble: choose among complete answers of the members; null: blend them token by token."
+    )
+    on_member_failure: Literal["fail", "drop"] = Field(
+        "fail", description="If a member fails: fail the request, or drop the member and go on with the others."
+    )
+    min_members: Annotated[int, Field(ge=1)] = Field(1, description="With fewer members the request fails in any case.")
+    member_timeout_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Time limit of a member for a step (null: 30 s), or for all its candidates (null: 600 s).",
+    )
+    member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Widest type in which the members' logits are sent."
+    )
+    member_top_k: Annotated[int, Field(ge=0)] = Field(
+        0, description="How many logits per position are sent; 0: all, as topk_union and contrastive blends need."
+    )
+    vocabulary: VocabularyKind = Field(
+        "shared",
+        description="Tokens on which members are blended: shared (one vocabulary), union (each tokenizes the text "
+        "itself, over all tokens), or topk_union (the same, over the most probable tokens of each).",
+    )
+    vocabulary_top_k: Annotated[int, Field(ge=1)] = Field(10, description="topk_union: candidate tokens per member.")
     drafter: str | None = Field(
         None, description="The model that drafts for the target, which may be one of its members; null: no drafter."
     )
@@ -309,7 +196,116 @@ class EndpointConfig(EnsembleConfig):
         None, description="Default seconds until a request fails, 0.001 or more; null: no limit."
     )
 
+    @model_validator(mode="after")
+    def _members_fit_together(self) -> Self:
+        self.kind = self.kind or self._implied_kind()
+        for key, kinds in _KINDS.items():
+            if getattr(self, key) and self.kind not in kinds:
+                raise wrong_field(key, f"is not for an endpoint of the kind {self.kind}")
+            if not getattr(self, key) and self.kind in kinds and key in _REQUIRED:
+                raise wrong_field(key, "is required")
+        for holds, field, problem in self._conditions():
+            if not holds:
+                raise wrong_field(field, problem)
+        if self.kind == "contrastive":
+            self.target = self.expert or ""
+        elif self.kind == "ensemble":
+            self.target = self.members[0]
+        try:
+            self.ensemble_options()
+        except InvalidRequestError as error:
+            raise wrong_field(f"blend.{error.field}", str(error)) from error
+        return self
+
+    def _implied_kind(self) -> EndpointKind:
+        if self.expert or self.amateur:
+            return "contrastive"
+        return "ensemble" if self.members else "speculative" if self.drafts else "plain"
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        """Return each condition with the key to blame and the problem if it does not hold."""
+        ensemble, contrastive = self.kind == "ensemble", self.kind == "contrastive"
+        alone = not (ensemble or contrastive)
+        min_models = 1 if self.strategy else 2
+        total = len(self.members) * (self.strategy.candidates if self.strategy else 0)
+        judge = self.strategy.judge if self.strategy else None
+        others = nearest(judge or "", self.members)
+        return [
+            (not ensemble or len(self.members) >= min_models, "members", f"should name at least {min_models}"),
+            (len(set(self.members)) == len(self.members), "members", "should all differ"),
+            (not contrastive or self.expert != self.amateur, "amateur", "should differ from the expert"),
+            (not contrastive or self.blend.kind in (None, "contrastive"), "blend.kind", "should be contrastive here"),
+            (total <= MAX_CANDIDATES, "strategy.candidates", f"are {total} in all; at most {MAX_CANDIDATES} are taken"),
+            (judge is None or judge in self.members, "strategy.judge", f"is not among the members; {others}"),
+            (self.kind != "plain" or not self.drafts, "kind", "is plain, but the endpoint has drafts"),
+            (self.kind != "speculative" or self.drafts, "kind", "is speculative, but the endpoint has no drafts"),
+            (
+                self.vocabulary == "shared" or (not alone and self.strategy is None),
+                "vocabulary",
+                f"is {self.vocabulary}, which is for members that are blended token by token",
+            ),
+            (
+                self.vocabulary != "topk_union" or self.member_top_k == 0,
+                "member_top_k",
+                "should be 0 with vocabulary: topk_union, which needs each member's logits of the others' tokens",
+            ),
+            (
+                "contrastive" not in (self.kind, self.blend.kind) or self.member_top_k == 0,
+                "member_top_k",
+                "should be 0 with a contrastive blend, which would prefer each token that the amateur did not send to "
+                "all others",
+            ),
+            (
+                self.vocabulary == "topk_union" or "vocabulary_top_k" not in self.model_fields_set,
+                "vocabulary_top_k",
+                f"is for vocabulary: topk_union, not for {self.vocabulary}",
+            ),
+            (alone or self.min_members <= len(self.models), "min_members", "are more than there are members"),
+        ]
+
     @property
     def drafts(self) -> bool:
         """Whether anything drafts for the endpoint."""
         return self.drafter is not None or self.ngram is not None or self.heads is not None
+
+    @property
+    def others(self) -> list[str]:
+        """The members except the leader."""
+        return [self.amateur] if self.amateur is not None else self.members[1:]
+
+    @property
+    def through_text(self) -> list[str]:
+        """The members whose vocabulary may differ from the leader's."""
+        return [] if self.vocabulary == "shared" else self.others
+
+    @property
+    def models(self) -> list[str]:
+        """All members, the leader first; without members, the target."""
+        return [self.expert or "", *self.others] if self.expert is not None else self.members or [self.target]
+
+    def named_models(self) -> list[tuple[str, str]]:
+        """Return all models that it names, each with the key."""
+        if self.kind == "contrastive":
+            answering = [("expert", self.expert), ("amateur", self.amateur)]
+        else:
+            answering = [("members" if self.members else "target", model) for model in self.models]
+        named = [*answering, ("drafter", self.drafter), ("compressor", self.compressor)]
+        return [(key, model) for key, model in named if model is not None]
+
+    def ensemble_options(self) -> EnsembleOptions:
+        """Return the decoder's options; raises InvalidRequestError if a value is out of range."""
+        blend = self.blend.params("contrastive" if self.kind == "contrastive" else "mixture")
+        if self.kind in ("ensemble", "contrastive"):
+            blend.require_members(len(self.models))
+            blend.require_vocabulary(self.vocabulary)
+        default_ms = _STEP_TIMEOUT_MS if self.strategy is None else _ANSWER_TIMEOUT_MS
+        return EnsembleOptions(
+            blend=blend,
+            on_member_failure=self.on_member_failure,
+            min_members=self.min_members,
+            member_timeout_s=(self.member_timeout_ms or default_ms) / 1e3,
+            member_dtype=self.member_dtype,
+            member_top_k=self.member_top_k,
+            vocabulary=self.vocabulary,
+            vocabulary_top_k=self.vocabulary_top_k,
+        )

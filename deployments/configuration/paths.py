@@ -4,7 +4,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,38 @@ def check_local(path: str) -> None:
         raise ConfigError(f"there is no folder or .gguf file {path!r}")
 
 
+def anchored(path: str, folder: Path, *, key: str) -> str:
+    """Return a path that does not depend on the configuration's folder or on the working directory.
+
+    Raises:
+        ConfigError: it has a variable that is not set, or is no Hub id and names nothing here.
+    """
+    path = expanded(path, key=key)
+    for candidate in (folder / path, Path(path)):
+        if candidate.is_file() if path.lower().endswith(".gguf") else candidate.is_dir():
+            absolute = candidate.resolve()
+            return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
+    with naming(key):
+        if locate(path) == path and is_local(path):
+            check_local(path)
+    return path
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Put a key before the text of a ConfigError in the block."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None  # the same text, without the key
+
+
 def read_header(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's config.json. Raises ConfigError if it is missing or damaged."""
+    """Return a checkpoint's config.json, flattened if it has several parts: the language model's keys win.
+
+    Raises:
+        ConfigError: it is missing or damaged.
+    """
     file = folder / "config.json"
     try:
         header = json.loads(file.read_text(encoding="utf-8"))
@@ -94,19 +125,34 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ConfigError(f"{file} should be a JSON object")
-    return header
+    text = header.get("text_config")
+    return {**header, **text} if isinstance(text, dict) else header
 
 
-def positions_of(header: dict[str, Any]) -> int | None:
+def positions_of(header: Mapping[str, Any]) -> int | None:
     """Return the most positions that a checkpoint's config.json names; None if it names none."""
-    positions = header.get("text_config", header).get("max_position_embeddings")
-    return None if positions is None else int(positions)
+    counts = (header.get(key) for key in ("max_position_embeddings", "n_positions"))
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
-def check_checkpoint(folder: Path, *, safetensors_only: bool) -> None:
-    """Raise ConfigError if a folder lacks the files of a checkpoint: config.json, weights or a tokenizer."""
-    read_header(folder)
-    missing = next(iter(_missing_shards(folder)), None)
+def check_checkpoint(key: str, path: str, max_length: int | None, *, safetensors_only: bool) -> None:
+    """Check the checkpoint in a folder, if it is one of this machine. key: of the model.
+
+    Raises:
+        ConfigError: it lacks config.json, weights or a tokenizer, or has fewer positions than `max_length`.
+    """
+    folder = Path(locate(path))
+    if not folder.is_dir():
+        return
+    with naming(f"{key}.path"):
+        positions = positions_of(read_header(folder))
+        _check_files(folder, safetensors_only=safetensors_only)
+    if positions is not None and max_length is not None and max_length > positions:
+        raise ConfigError(f"{key}.max_length: is {max_length}, but the model has {positions} positions; lower it")
+
+
+def _check_files(folder: Path, *, safetensors_only: bool) -> None:
+    missing = next(_missing_shards(folder), None)
     if missing is not None:
         raise ConfigError(f"{str(folder)!r} lacks the weights {missing}; copy or download it again")
     if not any(folder.glob("*.safetensors")):
@@ -147,7 +193,8 @@ def _instead(folder: Path) -> str:
 
 def parameter_count(folder: Path) -> int:
     """Count the parameters of the checkpoint in the folder; 0 if it has no safetensors files."""
-    return sum(_parameters_in(file) for file in folder.glob("*.safetensors"))
+    files = map(tensors_in, folder.glob("*.safetensors"))
+    return sum(math.prod(shape) for tensors in files for shape, _ in tensors.values())
 
 
 def tensors_in(file: Path) -> dict[str, tuple[list[int], int]]:
@@ -166,7 +213,3 @@ def tensors_in(file: Path) -> dict[str, tuple[list[int], int]]:
         return {name: (tensor["shape"], offsets[name][1] - offsets[name][0]) for name, tensor in tensors.items()}
     except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
         raise ConfigError(f"{file} is not a safetensors file: {error}") from error
-
-
-def _parameters_in(file: Path) -> int:
-    return sum(math.prod(shape) for shape, _ in tensors_in(file).values())

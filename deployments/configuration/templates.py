@@ -1,4 +1,4 @@
-"""Prompt templates of the configuration: Jinja in the sandbox that chat templates have. Knows no requests."""
+"""Prompt templates of the configuration: Jinja in the sandbox that chat templates have."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
@@ -50,13 +50,12 @@ RESERVED = {
 }
 
 
-def check_names(key: str, names: Iterable[str]) -> None:
-    """Raise ConfigError if the base URL of an endpoint or adapter would be a route's. key: where the names are."""
-    for name in names:
-        first = name.split("/")[0]
-        if first in RESERVED:
-            reason = f"/{first} is a route of the server, and /{name}/v1 would be its base URL; take another name"
-            raise ConfigError(f"{key}.{name}: {reason}")
+def check_name(key: str, name: str) -> None:
+    """Raise ConfigError if the base URL of an endpoint or adapter would be a route's. key: where the name is."""
+    first = name.split("/")[0]
+    if first in RESERVED:
+        reason = f"/{first} is a route of the server, and /{name}/v1 would be its base URL; take another name"
+        raise ConfigError(f"{key}.{name}: {reason}")
 
 
 def load_callable(path: str, *, key: str) -> Callable[..., Any]:

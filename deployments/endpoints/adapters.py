@@ -12,7 +12,7 @@ from pathlib import Path
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError, UnknownModelError
 from deployments.configuration.paths import check_local, is_local
-from deployments.configuration.values import check_names
+from deployments.configuration.values import check_name
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.fields.strict import nearest
 from engine.loading.lora import read_lora
@@ -146,7 +146,7 @@ class RunTimeAdapters:
             advice = "unload it first, or set load_inplace: true" if is_adapter else "take another name"
             raise InvalidRequestError(f"lora_name: {what} {name!r} is there already; {advice}", field="lora_name")
         try:
-            check_names("lora_name", [name])
+            check_name("lora_name", name)
         except ConfigError as error:
             raise InvalidRequestError(str(error), field="lora_name") from error
         count = sum(served.parent == base.name for served in self._endpoints.values())

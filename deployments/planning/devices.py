@@ -1,6 +1,6 @@
 """What models demand, and which of them gets which GPUs, or which share of one."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +9,8 @@ from deployments.configuration.model import MAX_LENGTH
 from deployments.planning.machine import Gpu, Machine
 from deployments.planning.model_size import ModelSize
 from engine.loading.memory_rules import USABLE
+
+_GPU_STEPS = 10_000  # Ray counts fractions of a GPU in these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +63,6 @@ class Demand:
         return None if positions is None else min(positions, MAX_LENGTH)
 
 
-_GPU_STEPS = 10_000  # Ray counts fractions of a GPU in these
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
     """A process's share of a device."""
@@ -96,15 +95,11 @@ def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare
         if demand.processes <= len(left):
             taken, left[:] = left[: demand.processes], left[demand.processes :]
             devices[demand.name] = DeviceShare(_indices(taken), 1, _least(taken))
-        elif demand.processes == 1 and (rest := _largest_rest(demand, rests)):
-            devices[demand.name] = _requested(demand, rest, left, rests)
+        elif demand.processes == 1 and demand.size is not None:
+            roomy = [rest for gpu, rest in rests.items() if demand.weights_bytes <= rest * gpu.free_bytes * USABLE]
+            if rest := max(roomy, default=0):
+                devices[demand.name] = _requested(demand, rest, left, rests)
     return devices
-
-
-def _largest_rest(demand: Demand, rests: Mapping[Gpu, float]) -> float:
-    """Return the largest part of a GPU that is left and has room for the model's weights; 0: none."""
-    roomy = [rest for gpu, rest in rests.items() if demand.weights_bytes <= rest * gpu.free_bytes * USABLE]
-    return max(roomy, default=0) if demand.size is not None else 0
 
 
 def _requested(demand: Demand, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> DeviceShare:

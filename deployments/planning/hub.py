@@ -1,4 +1,4 @@
-"""Gets models from the Hugging Face Hub into its cache, before replicas look there. Waits for seconds, not minutes."""
+"""Gets models from the Hugging Face Hub into its cache, before replicas look there."""
 
 import os
 from collections.abc import Mapping
@@ -98,7 +98,6 @@ def _fetch_gguf(repository: str, name: str, *, key: str, revision: str | None) -
 
 
 def _refusal(error: Exception, model: str, *, path: str, key: str, revision: str | None) -> ConsortError:
-    """Return what to tell of a model that is neither here nor to be had. path: as it was given."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -123,17 +122,16 @@ def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str,
     Raises:
         ConfigError, UnavailableError: as in `fetch`.
     """
-    snapshots = {
-        name: fetch(
-            model.path,
-            key=f"models.{name}.path",
-            revision=model.revision,
-            files=files,
-            safetensors_only=model.safetensors_only,
-        )
-        for name, model in config.models.items()
-        if is_hub_id(model.path)
-    }
+    snapshots = {}
+    for name, model in config.models.items():
+        if is_hub_id(model.path):
+            snapshots[name] = fetch(
+                model.path,
+                key=f"models.{name}.path",
+                revision=model.revision,
+                files=files,
+                safetensors_only=model.safetensors_only,
+            )
     if files == "settings":
         return snapshots
     for name, model in config.models.items():
@@ -143,20 +141,17 @@ def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str,
             if is_hub_id(path):
                 fetch(path, key=f"models.{name}.adapters.{adapter}")
     for name, endpoint in config.endpoints.items():
-        if endpoint.heads is not None and is_hub_id(endpoint.heads.path):
-            fetch(
-                endpoint.heads.path, key=f"endpoints.{name}.heads.path", revision=endpoint.heads.revision, files="all"
-            )
+        heads = endpoint.heads
+        if heads is not None and is_hub_id(heads.path):
+            fetch(heads.path, key=f"endpoints.{name}.heads.path", revision=heads.revision, files="all")
     return snapshots
 
 
 def on_disk(config: ServerConfig, snapshots: Mapping[str, Snapshot]) -> ServerConfig:
     """Return the configuration with the folders of models in place of their ids."""
     paths = {name: str(snapshot.folder) for name, snapshot in snapshots.items()}
-    models = {
-        name: model.model_copy(update={"path": paths.get(name, model.path)}) for name, model in config.models.items()
-    }
-    return config.model_copy(update={"models": models})
+    local = {name: config.models[name].model_copy(update={"path": path}) for name, path in paths.items()}
+    return config.model_copy(update={"models": config.models | local})
 
 
 def stay_offline(config: ServerConfig) -> None:

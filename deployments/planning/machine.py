@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, cores and free memory. Knows no models, and imports no torch, which takes seconds."""
+"""What this machine has: GPUs, cores and free memory. Imports no torch, which takes seconds."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""The configuration that serves a model without a file: its names, who drafts, and its endpoint. Knows no devices."""
+"""The configuration that serves a model without a file: its names, who drafts, and its endpoint."""
 
 import os
 import re
@@ -9,10 +9,9 @@ from typing import Any
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
-from deployments.configuration.paths import PACKAGE, locate
+from deployments.configuration.paths import PACKAGE, locate, read_header
 from deployments.configuration.values import RESERVED
 from deployments.planning.hub import is_hub_id
-from deployments.planning.model_size import config_json
 from engine.loading.gguf import hub_file, is_gguf
 
 BUNDLED = "smollm2"  # the name of the default configuration's target
@@ -88,7 +87,7 @@ def resolve(value: str, option: str) -> str:
 
 def name_of(path: str) -> str:
     """Return a name for a model, from its file or folder."""
-    if path.startswith(PACKAGE) and path == _default_path():
+    if path.startswith(PACKAGE) and (default := _default_config()) and path == default.models[BUNDLED].path:
         return BUNDLED
     stem = Path(path).stem if is_gguf(path) else Path(path).name
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "model"
@@ -96,20 +95,15 @@ def name_of(path: str) -> str:
 
 
 def _bundled_heads() -> dict[str, Any]:
-    """Return what the default configuration's endpoint has of heads. If the model is another, they will rest."""
-    try:
-        heads = load_config(DEFAULT_CONFIG).endpoints[BUNDLED].heads
-    except (ConfigError, KeyError):  # the model came from the Hub, and the bundled package is not installed
-        return {}
-    if heads is None:
-        return {}
-    return {"heads": heads.model_dump(exclude_unset=True) | {"path": locate(heads.path)}}
+    """Return the heads of the default configuration's endpoint. If the model is another, they will rest."""
+    heads = None if (default := _default_config()) is None else default.endpoints[BUNDLED].heads
+    return {} if heads is None else {"heads": heads.model_dump(exclude_unset=True) | {"path": locate(heads.path)}}
 
 
-def _default_path() -> str | None:
+def _default_config() -> ServerConfig | None:
     try:
-        return load_config(DEFAULT_CONFIG).models[BUNDLED].path
-    except (ConfigError, KeyError):
+        return load_config(DEFAULT_CONFIG)
+    except ConfigError:  # the bundled model's package is not installed
         return None
 
 
@@ -117,7 +111,7 @@ def _is_bundled(path: str) -> bool:
     """Whether a model is SmolLM2-135M-Instruct in one of its formats, or its base model, which has the same shape."""
     if is_gguf(path):
         return Path(path).name.lower().startswith("smollm2-135m-instruct")
-    config = config_json(Path(path)) if Path(path).is_dir() else None
-    if config is None:
+    if not (Path(path) / "config.json").is_file():
         return path.lower() == _BUNDLED_ID
+    config = read_header(Path(path))
     return all(config.get(key) == value for key, value in _BUNDLED_SHAPE.items())

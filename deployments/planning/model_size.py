@@ -1,6 +1,5 @@
-"""How large a model is, from the headers of its checkpoint. Loads no weights, and imports no torch."""
+"""How large a model is, from the headers of its checkpoint."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 from decoding.errors import ConfigError
 from deployments.configuration.model import ModelConfig
-from deployments.configuration.paths import tensors_in
+from deployments.configuration.paths import positions_of, read_header, tensors_in
 from engine.loading.gguf import converted_folder, is_gguf, local_file
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -46,29 +45,10 @@ def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) 
     return _size_of_folder(Path(path), model, weights_bytes)
 
 
-def config_json(folder: Path) -> Mapping[str, Any] | None:
-    """Return the language model's part of a checkpoint's config.json; None if there is none.
-
-    Raises:
-        ConfigError: it is not JSON.
-    """
-    file = folder / "config.json"
-    try:
-        config: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except OSError:
-        return None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} should be a JSON object")
-    text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
-
-
 def _size_of_folder(folder: Path, model: ModelConfig, weights_bytes: int | None) -> ModelSize | None:
-    config = config_json(folder)
-    if config is None:
+    if not folder.is_dir():
         return None
+    config = read_header(folder)
     files = list(folder.glob("model*.safetensors")) or folder.glob("*.safetensors")  # some have all weights twice
     tensors = [each for file in files for each in tensors_in(file).items()]
     stored = sum(size for _, (_, size) in tensors) or weights_bytes
@@ -122,7 +102,7 @@ def _kv_numbers(config: Mapping[str, Any]) -> int | None:
 
 def _positions(config: Mapping[str, Any]) -> int | None:
     """Return up to how many tokens a text has the same positions, whatever its length."""
-    positions = _first(config, "max_position_embeddings", "n_positions")
+    positions = positions_of(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") if isinstance(rope, dict) else None
     if positions is None or kind not in _LENGTH_DEPENDENT:

@@ -1,19 +1,18 @@
 """Which devices, threads, memory and lengths models get."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from types import MappingProxyType
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import ModelConfig
-from deployments.configuration.paths import locate
+from deployments.configuration.paths import locate, naming
 from deployments.configuration.roles import REPLICA_KEYS
 from deployments.planning.devices import CPU, Demand, DeviceShare, share_gpus
 from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
-from deployments.planning.model_size import ModelSize, size_of
-from engine.loading.gguf import is_gguf
+from deployments.planning.model_size import size_of
 from engine.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, PREFILL_CHUNK, USABLE
 
 GIB = 2**30
@@ -31,15 +30,15 @@ class Assignment:
 
     name: str
     drafts_for: str | None
-    colocated_with: str | None
     gpus: tuple[int, ...]  # of all its processes, in nvidia-smi's numbers; (): on the CPU
-    num_gpus: float | None  # of each process; None: of the model that it is colocated with
-    num_cpus: float
-    threads: int | None
-    memory_bytes: int | None
     max_length: int | None
     weights_bytes: int | None  # on each device
-    kv_tokens: int | None  # about, in each replica
+    colocated_with: str | None = None
+    num_gpus: float | None = None  # of each process; None: of the model that it is colocated with
+    num_cpus: float = 0
+    threads: int | None = None
+    memory_bytes: int | None = None
+    kv_tokens: int | None = None  # about, in each replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,27 @@ class Plan:
     models: Mapping[str, Assignment]
     gpus: tuple[int, ...]  # in the order in which Ray should give them away; () if none is used
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """A model, the drafters colocated with it, and the device of each of its processes."""
+
+    demand: Demand
+    colocated: Sequence[Demand]
+    device: DeviceShare
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights, on each device."""
+        return sum(each.weights_bytes for each in (self.demand, *self.colocated))
+
+    @property
+    def token_bytes(self) -> int | None:
+        """Bytes of a token's keys and values in all models; None if unknown."""
+        sizes = [each.kv_bytes for each in (self.demand, *self.colocated)]
+        known = [size for size in sizes if size is not None]
+        return sum(known) or None if len(known) == len(sizes) else None
 
 
 def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
@@ -74,13 +94,13 @@ def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
     for demand in own:
         colocated = [other for other in demands if other.colocated_with == demand.name]
         device = devices[demand.name]
-        _check_fits(demand, colocated, device, machine)
-        memory, room = _room(demand, colocated, device, host_share, host_room)
-        length = _fitting_length(demand, colocated, room, notes)
+        replica = _Replica(demand, colocated, device)
+        _check_fits(replica, machine)
+        memory, room = _room(replica, host_share, host_room)
+        length = _fitting_length(replica, room, notes)
         models[demand.name] = Assignment(
             name=demand.name,
             drafts_for=demand.drafts_for,
-            colocated_with=None,
             gpus=device.gpus,
             num_gpus=device.num_gpus,
             num_cpus=demand.num_cpus or (threads.get(demand.name, 1) if demand.tensor_parallel > 1 else 0),
@@ -88,15 +108,26 @@ def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
             memory_bytes=memory,
             max_length=length,
             weights_bytes=None if demand.size is None else demand.weights_bytes,
-            kv_tokens=_tokens(replace(demand, max_length=length), colocated, room, on_gpu=bool(device.gpus)),
+            kv_tokens=_tokens(replica, demand.longest if length is None else length, room),
         )
         for drafter in colocated:
-            models[drafter.name] = _assign_colocated(drafter, models[demand.name], demand)
+            models[drafter.name] = Assignment(
+                name=drafter.name,
+                drafts_for=drafter.drafts_for or demand.name,
+                colocated_with=demand.name,
+                gpus=device.gpus,
+                max_length=drafter.max_length,
+                weights_bytes=None if drafter.size is None else drafter.weights_bytes,
+            )
     models = {demand.name: _shorten_drafter(demand, models) for demand in demands}
-    notes += _notes(machine, own, devices)
     used = tuple(dict.fromkeys(gpu for demand in own for gpu in devices[demand.name].gpus))
-    order = tuple(dict.fromkeys((*used, *(gpu.index for gpu in machine.gpus)))) if used else ()
-    return Plan(models, order, tuple(notes))
+    idle = [gpu.index for gpu in machine.gpus if gpu.index not in used]
+    if idle:
+        notes.append(f"idle: GPU {', '.join(map(str, idle))}; more `replicas` would use them")
+    forgotten = [demand.name for demand in on_cpu if demand.num_gpus is None]
+    if machine.gpus and forgotten:
+        notes.append(f"on the CPU, since no GPU is left: {', '.join(forgotten)}")
+    return Plan(models, (*used, *idle) if used else (), tuple(notes))
 
 
 def _colocate(machine: Machine, demands: Sequence[Demand]) -> list[Demand]:
@@ -114,11 +145,11 @@ def _colocate(machine: Machine, demands: Sequence[Demand]) -> list[Demand]:
     return [colocated(demand) for demand in demands]
 
 
-def _check_fits(demand: Demand, colocated: Sequence[Demand], device: DeviceShare, machine: Machine) -> None:
-    """Raise ConfigError if the weights don't fit on the GPU that a model and the models colocated with it get."""
-    if device.free_bytes is None:
+def _check_fits(replica: _Replica, machine: Machine) -> None:
+    """Raise ConfigError if the weights don't fit on the GPU."""
+    if replica.device.free_bytes is None:
         return
-    room, needed = int(device.free_bytes * USABLE), _weight_bytes(demand, colocated)
+    demand, room, needed = replica.demand, int(replica.device.free_bytes * USABLE), replica.weights_bytes
     if needed <= room:
         return
     parts = 2 * demand.parts
@@ -128,8 +159,8 @@ def _check_fits(demand: Demand, colocated: Sequence[Demand], device: DeviceShare
     split = f", {key}: {parts}" if parts <= len(machine.gpus) else ""
     raise ConfigError(
         f"models.{demand.name}: the weights need {needed / GIB:.2f} GiB, and "
-        f"{'a share of a GPU' if device.shared else 'the GPU'} has room for {room / GIB:.2f} GiB; take a smaller "
-        f"model, quantization: nf4{split}, or num_gpus: 0 for the CPU"
+        f"{'a share of a GPU' if replica.device.shared else 'the GPU'} has room for {room / GIB:.2f} GiB; take a "
+        f"smaller model, quantization: nf4{split}, or num_gpus: 0 for the CPU"
     )
 
 
@@ -158,11 +189,9 @@ def _host_share(machine: Machine, on_cpu: Sequence[Demand], demands: Sequence[De
     return share, int((machine.free_bytes - needed) * share)
 
 
-def _room(
-    demand: Demand, colocated: Sequence[Demand], device: DeviceShare, host_share: float, host_room: int
-) -> tuple[int | None, int]:
-    """Return `memory_bytes` and the bytes for keys and values, on each device of a replica."""
-    weights = _weight_bytes(demand, colocated)
+def _room(replica: _Replica, host_share: float, host_room: int) -> tuple[int | None, int]:
+    """Return `memory_bytes` and the bytes for keys and values, on each device."""
+    demand, device, weights = replica.demand, replica.device, replica.weights_bytes
     if demand.memory_bytes is not None:
         return demand.memory_bytes, max(demand.memory_bytes - weights, 0)
     if device.free_bytes is not None:
@@ -171,22 +200,9 @@ def _room(
     return None if host_share == CPU_SHARE or demand.size is None else weights + host_room, host_room
 
 
-def _weight_bytes(demand: Demand, colocated: Iterable[Demand]) -> int:
-    """Return the bytes of all weights in a replica, on each device."""
-    return demand.weights_bytes + sum(drafter.weights_bytes for drafter in colocated)
-
-
-def _token_bytes(demand: Demand, colocated: Iterable[Demand]) -> int | None:
-    """Return the bytes of a token's keys and values in all models of a replica; None if unknown."""
-    sizes = [each.kv_bytes for each in (demand, *colocated)]
-    known = [size for size in sizes if size is not None]
-    total = sum(known)
-    return total if total > 0 and len(known) == len(sizes) else None
-
-
-def _fitting_length(demand: Demand, colocated: Sequence[Demand], room: int, notes: list[str]) -> int | None:
+def _fitting_length(replica: _Replica, room: int, notes: list[str]) -> int | None:
     """Return `max_length`: as configured, None for the model's own, or less where memory is short."""
-    token_bytes, longest = _token_bytes(demand, colocated), demand.longest
+    demand, token_bytes, longest = replica.demand, replica.token_bytes, replica.demand.longest
     if demand.max_length is not None or token_bytes is None or longest is None:
         return demand.max_length
     fitting = room // token_bytes - PREFILL_CHUNK
@@ -202,31 +218,14 @@ def _fitting_length(demand: Demand, colocated: Sequence[Demand], room: int, note
     return length
 
 
-def _tokens(demand: Demand, colocated: Sequence[Demand], room: int, *, on_gpu: bool) -> int | None:
+def _tokens(replica: _Replica, longest: int | None, room: int) -> int | None:
     """Return about how many tokens the KV cache will hold: what fits, but no more than all slots can use."""
-    token_bytes, longest = _token_bytes(demand, colocated), demand.longest
-    if token_bytes is None:
+    if replica.token_bytes is None:
         return None
-    slots = AUTO_SLOTS["cuda" if on_gpu else "cpu"] if demand.slots == "auto" else demand.slots
-    fitting = room // token_bytes
+    slots, fitting = replica.demand.slots, room // replica.token_bytes
+    if slots == "auto":
+        slots = AUTO_SLOTS["cuda" if replica.device.gpus else "cpu"]
     return fitting if longest is None else min(fitting, slots * (longest + PREFILL_CHUNK))
-
-
-def _assign_colocated(demand: Demand, host: Assignment, target: Demand) -> Assignment:
-    """Return what a colocated drafter gets: no device of its own."""
-    return Assignment(
-        name=demand.name,
-        drafts_for=demand.drafts_for or target.name,
-        colocated_with=target.name,
-        gpus=host.gpus,
-        num_gpus=None,
-        num_cpus=0,
-        threads=None,
-        memory_bytes=None,
-        max_length=demand.max_length,
-        weights_bytes=None if demand.size is None else demand.weights_bytes,
-        kv_tokens=None,
-    )
 
 
 def _shorten_drafter(demand: Demand, models: Mapping[str, Assignment]) -> Assignment:
@@ -238,23 +237,11 @@ def _shorten_drafter(demand: Demand, models: Mapping[str, Assignment]) -> Assign
     return replace(own, max_length=target.max_length if longest is None else min(longest, target.max_length))
 
 
-def _notes(machine: Machine, own: Sequence[Demand], devices: Mapping[str, DeviceShare]) -> list[str]:
-    used = {gpu for device in devices.values() for gpu in device.gpus}
-    idle = [gpu.index for gpu in machine.gpus if gpu.index not in used]
-    notes = []
-    if idle:
-        notes.append(f"idle: GPU {', '.join(map(str, idle))}; more `replicas` would use them")
-    forgotten = [demand.name for demand in own if demand.num_gpus is None and devices[demand.name] == CPU]
-    if machine.gpus and forgotten:
-        notes.append(f"on the CPU, since no GPU is left: {', '.join(forgotten)}")
-    return notes
-
-
 def plan_server(
     config: ServerConfig,
     machine: Machine,
     *,
-    snapshots: Mapping[str, Snapshot] | None = None,
+    snapshots: Mapping[str, Snapshot] = MappingProxyType({}),
     may_colocate: Collection[str] = (),
 ) -> Plan:
     """Plan for this machine what a configuration leaves open.
@@ -266,11 +253,15 @@ def plan_server(
     Raises:
         ConfigError: a model does not fit, or a checkpoint is damaged or not whole.
     """
-    demands = [
-        replace(demand, size=_size(demand.name, config.models[demand.name], (snapshots or {}).get(demand.name)))
-        for demand in demands_of(config, may_colocate)
-    ]
-    return make_plan(machine, demands)
+
+    def sized(demand: Demand) -> Demand:
+        model, snapshot = config.models[demand.name], snapshots.get(demand.name)
+        path = locate(model.path) if snapshot is None else str(snapshot.folder)
+        with naming(f"models.{demand.name}.path"):
+            size = size_of(model, path, weights_bytes=None if snapshot is None else snapshot.weights_bytes)
+        return replace(demand, size=size)
+
+    return make_plan(machine, [sized(demand) for demand in demands_of(config, may_colocate)])
 
 
 def demands_of(config: ServerConfig, may_colocate: Collection[str] = ()) -> list[Demand]:
@@ -299,8 +290,7 @@ def demands_of(config: ServerConfig, may_colocate: Collection[str] = ()) -> list
             replicas=model.replicas,
         )
 
-    demands = [demand(name) for name in config.models]
-    return sorted(demands, key=lambda each: each.drafts_for is not None)
+    return sorted(map(demand, config.models), key=lambda each: each.drafts_for is not None)
 
 
 def planned(config: ServerConfig, plan: Plan) -> ServerConfig:
@@ -332,23 +322,7 @@ def _with(model: ModelConfig, assignment: Assignment) -> ModelConfig:
     if assignment.colocated_with is not None:
         own = model.model_dump(exclude_unset=True, exclude=REPLICA_KEYS | {"colocated_with", "max_length"})
         return ModelConfig(**own, colocated_with=assignment.colocated_with, max_length=assignment.max_length)
-    memory_gib = None if assignment.memory_bytes is None else round(assignment.memory_bytes / GIB, 3)
-    decided = {
-        "num_gpus": assignment.num_gpus,
-        "num_cpus": assignment.num_cpus,
-        "threads": assignment.threads,
-        "memory_gib": memory_gib,
-        "max_length": assignment.max_length,
-    }
+    decided = {key: getattr(assignment, key) for key in ("num_gpus", "num_cpus", "threads", "max_length")}
+    if assignment.memory_bytes is not None:
+        decided["memory_gib"] = round(assignment.memory_bytes / GIB, 3)
     return model.model_copy(update={key: value for key, value in decided.items() if getattr(model, key) != value})
-
-
-def _size(name: str, model: ModelConfig, snapshot: Snapshot | None) -> ModelSize | None:
-    path = locate(model.path) if snapshot is None else str(snapshot.folder)
-    folder = Path(path)
-    if not is_gguf(path) and folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"models.{name}.path: {model.path!r} has no config.json; a model's folder has one, with its tokenizer and "
-            "its *.safetensors"
-        )
-    return size_of(model, path, weights_bytes=None if snapshot is None else snapshot.weights_bytes)

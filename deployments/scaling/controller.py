@@ -85,11 +85,7 @@ def autoscaling_config(
     """
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    rules = ScalingRules(
-        "drafter" if role == "drafter" else "target",
-        scaling.target_utilization,
-        list(targets),
-    )
+    rules = ScalingRules("drafter" if role == "drafter" else "target", scaling.target_utilization, list(targets))
     return AutoscalingConfig(
         min_replicas=scaling.min,
         max_replicas=scaling.max,

@@ -47,9 +47,8 @@ class DrafterMemory:
     """Earlier measurements of a drafter's effect, in JSON types."""
 
     present_at_s: float  # when a drafter last ran
-    lags: Mapping[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # by number of drafters: the lag, and the time of its measurement
+    # By number of drafters: the lag, and when it was measured.
+    lags: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def lag(self, count: int, since_s: float) -> float | None:
         """Return the lag with this number of drafters; None if not measured since `since_s`."""
@@ -142,21 +141,6 @@ def _worthwhile_step(current: int, lag: float, memory: DrafterMemory, since_s: f
     return -1 if lag < _MIN_LAG and (fewer is None or fewer < _MAX_LAG) else 0
 
 
-class _Policy(Protocol):
-    @property
-    def policy_kwargs(self) -> dict[str, Any]: ...
-
-
-class _Config(Protocol):
-    @property
-    def policy(self) -> _Policy: ...
-
-
-class _Sample(Protocol):
-    @property
-    def value(self) -> float: ...
-
-
 class Deployment(Protocol):
     """A deployment: the parts of Serve's `AutoscalingContext` that are used here."""
 
@@ -167,11 +151,11 @@ class Deployment(Protocol):
     current_time: float | None
 
     @property
-    def config(self) -> _Config | None: ...
+    def config(self) -> Any: ...  # Serve's DeploymentConfig
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
     @property
-    def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence["_Sample"]]] | None: ...
+    def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence[Any]]] | None: ...
     @property
     def total_queued_requests(self) -> float: ...
 
@@ -183,61 +167,39 @@ def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_
     """Serve's application-level policy: return the number of replicas and the new state of each of our deployments."""
     counts: dict[_Id, int] = {}
     states: dict[_Id, dict[str, Any]] = {}
-    loads = {deployment.deployment_name: _loads(deployment) for deployment in deployments.values()}
+    loads = {each.deployment_name: _by_replica(each.aggregated_metrics or {}) for each in deployments.values()}
     for key, deployment in deployments.items():
-        rules = _rules(deployment)
-        if rules is None:
+        options = deployment.config.policy.policy_kwargs if deployment.config is not None else {}
+        if not options:  # none of ours
             continue
+        rules = ScalingRules(**options)
+        current, own = deployment.target_num_replicas, loads[deployment.deployment_name]
         if rules.role == "target":
-            own, running = loads[deployment.deployment_name], deployment.current_num_replicas
+            latest = {
+                name: {replica: samples[-1].value for replica, samples in series.items() if samples}
+                for name, series in (deployment.raw_metrics or {}).items()
+            }
             counts[key] = count_targets(
                 rules,
-                deployment.target_num_replicas,
+                current,
                 own,
-                _latest_loads(deployment),
-                running=running,
+                _by_replica(latest),
+                running=deployment.current_num_replicas,
                 is_called=deployment.total_queued_requests > 0,
             )
-            continue
-        if not set(rules.targets) & set(loads):  # targets scaled by hand: Serve passes no loads of theirs
-            counts[key] = max(1, deployment.target_num_replicas)
-            continue
-        now_s = deployment.current_time or 0.0
-        memory = DrafterMemory(**deployment.policy_state.get("memory", {"present_at_s": now_s}))
-        counts[key], memory = count_drafters(
-            deployment.target_num_replicas,
-            [load for name in rules.targets for load in loads.get(name, [])],
-            loads[deployment.deployment_name],
-            memory,
-            now_s,
-        )
-        states[key] = {"memory": asdict(memory)}
+        elif set(rules.targets) & set(loads):
+            now_s = deployment.current_time or 0.0
+            memory = DrafterMemory(**deployment.policy_state.get("memory", {"present_at_s": now_s}))
+            targets = [load for name in rules.targets for load in loads.get(name, [])]
+            counts[key], memory = count_drafters(current, targets, own, memory, now_s)
+            states[key] = {"memory": asdict(memory)}
+        else:  # its targets are scaled by hand: Serve passes no loads of theirs
+            counts[key] = max(1, current)
     return counts, states
 
 
-def _rules(deployment: Deployment) -> ScalingRules | None:
-    """Return the rules from the policy's arguments; None if the deployment is not ours."""
-    options = deployment.config.policy.policy_kwargs if deployment.config is not None else {}
-    return ScalingRules(**options) if options else None
-
-
-def _loads(deployment: Deployment) -> list[ReplicaLoad]:
-    """Return the mean loads of the replicas that have reported every value."""
-    return _by_replica(deployment.aggregated_metrics or {})
-
-
-def _latest_loads(deployment: Deployment) -> list[ReplicaLoad]:
-    """Return the last reports of the replicas that have reported every value."""
-    metrics = deployment.raw_metrics or {}
-    return _by_replica(
-        {
-            name: {replica: samples[-1].value for replica, samples in series.items() if samples}
-            for name, series in metrics.items()
-        }
-    )
-
-
 def _by_replica(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaLoad]:
+    """Return the loads of the replicas that have reported every value."""
     names = list(ReplicaLoad.__dataclass_fields__)
     replicas = set.intersection(*(set(metrics.get(name, {})) for name in names))
     return [ReplicaLoad(**{name: metrics[name][replica] for name in names}) for replica in replicas]

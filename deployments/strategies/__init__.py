@@ -1,1 +1,1 @@
-"""Answers chosen among whole candidates: what members propose is scored, voted on or compared. Knows no HTTP."""
+"""Answers chosen among whole candidates: what members propose is scored, voted on or compared."""

@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 from actors.coordinator.request import Delta, Request, Statistics
@@ -14,14 +13,14 @@ from deployments.strategies.members import Candidate, MemberClient, Participant,
 from deployments.strategies.options import StrategyOptions
 from deployments.strategies.ranking import Ranking, by_score, majority, minimum_risk
 
-ProgressKind = Literal["candidate", "scored", "member_failed"]
+_FAILURES = (UnavailableError, DeadlineError)  # failures of a member; other errors are the request's or the server's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """A finished step."""
 
-    kind: ProgressKind
+    kind: Literal["candidate", "scored", "member_failed"]
     model: str  # the member's
     done: int  # finished steps of this kind, failed ones included
     total: int
@@ -70,11 +69,6 @@ class Outcome:
     candidates: Sequence[CandidateReport]  # best first
 
 
-Event = Progress | Outcome
-Work = Callable[[Participant], AsyncGenerator[Progress, None]]
-_FAILURES = (UnavailableError, DeadlineError)  # failures of a member; other errors are the request's or the server's
-
-
 class Deliberation:
     """A deliberation over one prompt. The request's `ensemble_options` have weights, failure policy and time limits."""
 
@@ -96,53 +90,53 @@ class Deliberation:
         self._members = [Participant(model) for model in models]
         self._client = MemberClient(run, ready, self._policy.member_timeout_s)
         self._ready = ready
+        self._candidates: list[Candidate] = []
+        self._judgements: dict[str, list[float]] = {}  # by judge: the log-likelihood of each candidate
         self._done = self._total = 0  # steps of the current phase
         self._deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[Progress | Outcome, None]:
         """Yield progress, then the outcome. Closing the iterator cancels what runs.
 
         Raises:
             ConsortError: a member failed and the policy is to fail, too few members are left, the request is wrong or
                 its own time limit has passed.
         """
-        self._drop_absent()
+        ready = self._ready()
+        for member in self._members:
+            if member.model not in ready:
+                self._fail(member, UnavailableError(f"member {member.model!r} has no replica"))
         self._total = len(self._present) * self._options.candidates
         async with aclosing(self._gather(self._propose)) as proposals:
-            async for event in proposals:
-                yield event
-        candidates = [candidate for member in self._present for candidate in member.candidates]
-        judgements: dict[str, list[float]] = {}
+            async for step in proposals:
+                yield step
+        self._candidates = [candidate for member in self._present for candidate in member.candidates]
         if self._options.kind == "rerank":
-            self._total = len(candidates) * sum(map(self._judges, self._present))
-            async with aclosing(self._gather(partial(self._judge, candidates, judgements))) as judging:
-                async for event in judging:
-                    yield event
-        yield self._outcome(candidates, await asyncio.to_thread(self._choose, candidates, judgements))
+            self._done, self._total = 0, len(self._candidates) * sum(map(self._judges, self._present))
+            async with aclosing(self._gather(self._judge)) as judgements:
+                async for step in judgements:
+                    yield step
+        yield self._outcome(await asyncio.to_thread(self._choose))
 
     @property
     def _present(self) -> list[Participant]:
         return [member for member in self._members if member.error is None]
 
-    def _drop_absent(self) -> None:
-        """Drop members without a replica; raises UnavailableError if too few are left."""
-        ready = self._ready()
-        for member in self._members:
-            if member.model not in ready:
-                self._fail(member, UnavailableError(f"member {member.model!r} has no replica"))
-
-    async def _gather(self, work: Work) -> AsyncGenerator[Progress, None]:
+    async def _gather(
+        self, work: Callable[[Participant], AsyncGenerator[Progress, None]]
+    ) -> AsyncGenerator[Progress, None]:
         """Yield the progress of all present members' work as it comes."""
-        self._done = 0
-        async with aclosing(merge_streams([self._surviving(member, work) for member in self._present])) as steps:
-            async for _, step in steps:
+        async with aclosing(merge_streams([self._surviving(member, work(member)) for member in self._present])) as all_:
+            async for _, step in all_:
                 yield step
 
-    async def _surviving(self, member: Participant, work: Work) -> AsyncGenerator[Progress, None]:
+    async def _surviving(
+        self, member: Participant, work: AsyncGenerator[Progress, None]
+    ) -> AsyncGenerator[Progress, None]:
         """Yield the progress of a member's work, and its failure if the others can go on without it."""
         try:
-            async with aclosing(work(member)) as steps:
-                async for step in steps:
+            async with aclosing(work):
+                async for step in work:
                     yield step
         except _FAILURES as error:
             if self._left_s == 0:  # no failure of the member
@@ -157,11 +151,15 @@ class Deliberation:
     def _fail(self, member: Participant, error: ConsortError) -> Progress:
         """Go on without the member; raises UnavailableError if the policy or the number of members left forbids it."""
         member.error = error
-        alive = [member.error is None for member in self._members]
-        if not self._policy.has_quorum(alive):
+        if not self._policy.has_quorum([member.error is None for member in self._members]):
             raise UnavailableError(f"a member failed: {error}") from error
-        self._policy.blend.member_weights(alive)  # raises if all weights left are 0
+        self._weights()  # raises if all weights left are 0
         return Progress(kind="member_failed", model=member.model, done=self._done, total=self._total, error=str(error))
+
+    def _weights(self) -> dict[str, float]:
+        """Return the weight of each member; they sum to 1."""
+        shares = self._policy.blend.member_weights([member.error is None for member in self._members])
+        return {member.model: share for member, share in zip(self._members, shares, strict=True)}
 
     def _judges(self, member: Participant) -> bool:
         return self._options.judge in (None, member.model)
@@ -182,37 +180,30 @@ class Deliberation:
                     log_likelihood=candidate.log_likelihood,
                 )
 
-    async def _judge(
-        self, candidates: Sequence[Candidate], judgements: dict[str, list[float]], member: Participant
-    ) -> AsyncGenerator[Progress, None]:
+    async def _judge(self, member: Participant) -> AsyncGenerator[Progress, None]:
         """Fill in the member's log-likelihood of each candidate; those of its own candidates are known."""
         if not self._judges(member):
             return
-        others = [candidate for candidate in candidates if candidate.member != member.model]
-        texts = [candidate.tokens for candidate in others if candidate.tokens]
-        request = replace(self._request, timeout_s=self._left_s)
-        scores = iter(await self._client.judge(member.model, request, texts) if texts else ())
-        judgements[member.model] = [
-            candidate.log_likelihood
-            if candidate.member == member.model
-            else next(scores)
-            if candidate.tokens
-            else float("-inf")
-            for candidate in candidates
-        ]
-        self._done += len(candidates)
+        scores = {candidate: candidate.log_likelihood for candidate in member.candidates}
+        others = [each for each in self._candidates if each.member != member.model and each.tokens]
+        if others:
+            request = replace(self._request, timeout_s=self._left_s)
+            likelihoods = await self._client.judge(member.model, request, [each.tokens for each in others])
+            scores |= dict(zip(others, likelihoods, strict=True))
+        self._judgements[member.model] = [scores.get(each, float("-inf")) for each in self._candidates]
+        self._done += len(self._candidates)
         yield Progress(kind="scored", model=member.model, done=self._done, total=self._total)
 
-    def _choose(self, candidates: Sequence[Candidate], judgements: dict[str, list[float]]) -> Ranking:
-        likelihoods = [candidate.log_likelihood for candidate in candidates]
-        texts = [candidate.text for candidate in candidates]
+    def _choose(self) -> Ranking:
+        likelihoods = [candidate.log_likelihood for candidate in self._candidates]
+        texts = [candidate.text for candidate in self._candidates]
         shares = self._weights()
-        weights = [shares[candidate.member] for candidate in candidates]
+        weights = [shares[candidate.member] for candidate in self._candidates]
         match self._options.kind:
             case "rerank":
-                if not judgements:
+                if not self._judgements:
                     raise UnavailableError("a member failed: no member is left to judge the candidates")
-                return by_score(_mean(judgements, shares), likelihoods)
+                return by_score(_mean(self._judgements, shares), likelihoods)
             case "majority":
                 return majority([self._options.extract(text) for text in texts], weights, likelihoods)
             case "mbr":
@@ -220,12 +211,8 @@ class Deliberation:
             case "best_of":
                 return by_score(likelihoods, likelihoods)
 
-    def _weights(self) -> dict[str, float]:
-        """Return the weight of each member; they sum to 1."""
-        shares = self._policy.blend.member_weights([member.error is None for member in self._members])
-        return {member.model: share for member, share in zip(self._members, shares, strict=True)}
-
-    def _outcome(self, candidates: Sequence[Candidate], ranking: Ranking) -> Outcome:
+    def _outcome(self, ranking: Ranking) -> Outcome:
+        candidates = self._candidates
         winner = candidates[ranking.winner]
         spent = sum((candidate.delta.statistics for candidate in candidates), Statistics())
         cached = min((candidate.delta.statistics.cached for candidate in candidates), default=0)
@@ -236,7 +223,7 @@ class Deliberation:
             winner=winner.member,
             agreement=ranking.agreement,
             votes=None if ranking.votes is None else dict(ranking.votes),
-            members=[self._report(member, candidates, ranking) for member in self._members],
+            members=[self._report(member, ranking) for member in self._members],
             candidates=[
                 CandidateReport(
                     model=candidates[i].member,
@@ -250,13 +237,13 @@ class Deliberation:
             ],
         )
 
-    def _report(self, member: Participant, candidates: Sequence[Candidate], ranking: Ranking) -> MemberReport:
+    def _report(self, member: Participant, ranking: Ranking) -> MemberReport:
         votes: int | None = None
         if ranking.votes is not None:
             winning = ranking.answers[ranking.winner]
-            answers = zip(candidates, ranking.answers, strict=True)
+            answers = zip(self._candidates, ranking.answers, strict=True)
             own = [answer for candidate, answer in answers if candidate.member == member.model]
-            votes = sum(answer is not None and answer == winning for answer in own)
+            votes = 0 if winning is None else own.count(winning)
         return MemberReport(
             model=member.model,
             weight=self._weights()[member.model],
@@ -269,14 +256,13 @@ class Deliberation:
         )
 
 
-def _mean(judgements: dict[str, list[float]], shares: dict[str, float]) -> list[float]:
+def _mean(judgements: Mapping[str, Sequence[float]], shares: Mapping[str, float]) -> list[float]:
     """Return each candidate's weighted mean over its judges. A single judge counts whatever its weight."""
-    total = sum(shares[model] for model in judgements) or 1.0
-    weighted = [
-        (shares[model] or (1.0 if len(judgements) == 1 else 0.0), scores) for model, scores in judgements.items()
-    ]
-    columns = zip(*(scores for _, scores in weighted), strict=True)
+    if len(judgements) == 1:
+        return list(*judgements.values())
+    weights = [shares[model] for model in judgements]
+    columns = zip(*judgements.values(), strict=True)
     return [
-        sum(weight * score for (weight, _), score in zip(weighted, column, strict=True) if weight) / total
+        sum(weight * score for weight, score in zip(weights, column, strict=True) if weight) / (sum(weights) or 1.0)
         for column in columns
     ]

@@ -15,21 +15,23 @@ from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 
 T = TypeVar("T")
+Run = Callable[[Sequence[Request]], AsyncGenerator[list[tuple[int, Delta]], None]]
+
+_WATCH_S = 1.0  # between checks that a silent member still has a replica
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield each item as it comes, with the index of its stream. The first error cancels all; so does closing."""
-    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()  # None: a stream has ended
 
     async def forward(index: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for item in stream:
                     queue.put_nowait((index, item))
+            queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
-        else:
-            queue.put_nowait(None)
 
     tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
     running = len(tasks)
@@ -50,7 +52,7 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """One of a member's answers."""
+    """One of a member's answers. It equals only itself."""
 
     member: str
     index: int  # among the member's candidates
@@ -86,11 +88,6 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
     )
 
 
-Run = Callable[[Sequence[Request]], AsyncGenerator[list[tuple[int, Delta]], None]]
-
-_WATCH_S = 1.0  # between checks that a silent member still has a replica
-
-
 @dataclass(slots=True, eq=False)
 class Participant:
     """A member's state in a deliberation."""
@@ -117,13 +114,9 @@ class MemberClient:
     ) -> AsyncGenerator[Candidate, None]:
         """Yield the member's candidates as they complete. first: index of its first candidate among all members'."""
         began_s = time.monotonic()
-        params = replace(request.params, logprobs=request.params.logprobs or 0)
-        requests = [
-            _request_for(
-                request, member.model, request.prompt, replace(params, seed=choice_seed(params.seed, first + i))
-            )
-            for i in range(count)
-        ]
+        seeds = [choice_seed(request.params.seed, first + i) for i in range(count)]
+        params = [replace(request.params, logprobs=request.params.logprobs or 0, seed=seed) for seed in seeds]
+        requests = [_request_for(request, member.model, request.prompt, each) for each in params]
         async with aclosing(self._answers(member.model, requests)) as answers:
             async for index, delta in answers:
                 candidate = Candidate(member.model, index, delta)
@@ -180,9 +173,8 @@ class MemberClient:
 
 def _request_for(request: Request, model: str, prompt: Sequence[int], params: SamplingParams) -> Request:
     """Return a new request to one member."""
-    endpoint = replace(request.endpoint, target=model, members=())
     return Request(
-        endpoint,
+        replace(request.endpoint, target=model, members=()),
         prompt,
         params,
         speculate=request.speculate,

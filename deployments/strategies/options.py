@@ -1,4 +1,7 @@
-"""The strategy that chooses among whole answers, as it is configured."""
+"""The strategy that chooses among whole answers, as it is configured.
+
+Patterns are RE2's: matching time is linear in the text, so no text can block the server.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,15 +18,16 @@ from deployments.strategies.ranking import Utility, chrf
 
 Extract = Callable[[str], str | None]  # None: the text has no answer
 
-MAX_PATTERN = 1000  # characters
+_MAX_PATTERN = 1000  # characters
 _PATTERN_BYTES = 8 * 2**20  # of a compiled pattern
 _MAX_ANSWER = 1000  # characters; longer texts have no vote
 _MAX_OBJECTS = 100  # opening braces to try
 
 
 def whole_text(text: str) -> str | None:
-    """Return the text itself, with white space normalised."""
-    return _normalise(text)
+    """Return the text with white space normalised; None if nothing is left or it is too long to be an answer."""
+    words = " ".join(text.split())
+    return words if 0 < len(words) <= _MAX_ANSWER else None
 
 
 def by_regex(pattern: str, *, key: str) -> Extract:
@@ -34,8 +38,8 @@ def by_regex(pattern: str, *, key: str) -> Extract:
     """
     options = re2.Options()
     options.max_mem, options.log_errors = _PATTERN_BYTES, False
-    if len(pattern) > MAX_PATTERN:
-        raise ConfigError(f"{key}: has {len(pattern)} characters; at most {MAX_PATTERN} are allowed")
+    if len(pattern) > _MAX_PATTERN:
+        raise ConfigError(f"{key}: has {len(pattern)} characters; at most {_MAX_PATTERN} are allowed")
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
@@ -47,7 +51,7 @@ def by_regex(pattern: str, *, key: str) -> Extract:
         last: str | None = None
         for match in compiled.finditer(text):
             last = match.group(group)
-        return None if last is None else _normalise(last)
+        return None if last is None else whole_text(last)
 
     return extract
 
@@ -61,14 +65,14 @@ def by_json_field(path: str) -> Extract:
         for start in reversed(starts[-_MAX_OBJECTS:]):
             exists, value = _field(text, start, names)
             if exists:
-                return _normalise(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
+                return whole_text(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
         return None
 
     return extract
 
 
 def _field(text: str, start: int, names: list[str]) -> tuple[bool, object]:
-    """Return whether a JSON object starts at `start` and has the field, and the field's value."""
+    """Return whether a JSON object at `start` has the field, and the field's value."""
     try:
         value, _ = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
@@ -80,15 +84,6 @@ def _field(text: str, start: int, names: list[str]) -> tuple[bool, object]:
     return True, value
 
 
-def _normalise(answer: str) -> str | None:
-    """Normalise white space; None if nothing is left or the answer is too long."""
-    words = " ".join(answer.split())
-    return words if 0 < len(words) <= _MAX_ANSWER else None
-
-
-StrategyKind = Literal["rerank", "majority", "mbr", "best_of"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
     """The strategy of one endpoint.
@@ -98,7 +93,7 @@ class StrategyOptions:
     best_of: the answer that its own member finds most likely per token.
     """
 
-    kind: StrategyKind
+    kind: Literal["rerank", "majority", "mbr", "best_of"]
     candidates: int = 4  # per member
     judge: str | None = None  # rerank: the member that scores all; None: every member does
     extract: Extract = whole_text  # majority
@@ -113,11 +108,9 @@ def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
     """
     if config.kind == "mbr" and config.utility is None and find_spec("sacrebleu") is None:
         raise ConfigError(f"{key}.utility: chrF needs sacrebleu: pip install 'consort[mbr]'; or name another function")
-    extract: Extract = whole_text
+    extract: Extract = whole_text if config.json_field is None else by_json_field(config.json_field)
     if config.regex is not None:
         extract = by_regex(config.regex, key=f"{key}.regex")
-    elif config.json_field is not None:
-        extract = by_json_field(config.json_field)
     return StrategyOptions(
         kind=config.kind,
         candidates=config.candidates,

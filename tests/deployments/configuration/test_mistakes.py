@@ -166,8 +166,8 @@ def test_what_does_not_fit_together_is_in_one_answer_too(folder: Path) -> None:
     text += "  third: {target: small}\n"
     _, *lines = problem_of(text, folder).splitlines()
     assert [line.strip().split(": ")[0] for line in lines] == [
-        "models.small.adaptation",
         "models.unused",
+        "models.small.adaptation",
         "models.unused.path",
     ]
 

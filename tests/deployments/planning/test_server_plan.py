@@ -102,7 +102,8 @@ def test_sizes_come_from_headers() -> None:
 
 
 def test_headers_that_say_little(tmp_path: Path) -> None:
-    assert size_of(ModelConfig(path="x"), str(tmp_path)) is None
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        size_of(ModelConfig(path="x"), str(tmp_path))
     (tmp_path / "config.json").write_text('{"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 99}')
     assert size_of(ModelConfig(path="x"), str(tmp_path)) is None
     size = size_of(ModelConfig(path="x"), str(tmp_path), weights_bytes=5)
@@ -161,7 +162,7 @@ def test_a_gguf_file_is_planned_as_it_will_be_loaded(tmp_path: Path, monkeypatch
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"models\.m\.path: .* has no config\.json; a model's folder has one"):
+    with pytest.raises(ConfigError, match=r"models\.m\.path: .* has no config\.json; give the folder of a checkpoint"):
         plan_server(config(m={"path": str(tmp_path)}), LAPTOP)
 
 
