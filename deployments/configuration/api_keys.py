@@ -13,7 +13,10 @@ from pydantic import Field, SecretStr, model_validator
 
 from decoding.errors import ConfigError
 from deployments.configuration.paths import expanded
+from deployments.configuration.values import Count
 from deployments.fields.strict import StrictModel, wrong_field
+
+ENVIRONMENT_KEY = "CONSORT_API_KEY"
 
 _LIMITS = ("max_requests", "max_tokens", "requests_per_minute", "tokens_per_minute")
 
@@ -81,11 +84,6 @@ def digest_of(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-ENVIRONMENT_KEY = "CONSORT_API_KEY"
-
-_Count = Annotated[int, Field(ge=1)]
-
-
 class ApiKeyConfig(StrictModel):
     """A client's key: the secret itself, an environment variable or a file that has it, or its digest."""
 
@@ -96,17 +94,17 @@ class ApiKeyConfig(StrictModel):
         None, description="The SHA-256 of the secret, 64 hexadecimal digits, which need not be kept secret."
     )
     weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Its share when keys compete.")
-    max_requests: _Count | None = Field(
+    max_requests: Count | None = Field(
         None, description="Its requests in progress or waiting at once; null: no limit of its own."
     )
-    max_tokens: _Count | None = Field(
+    max_tokens: Count | None = Field(
         None,
         description="Tokens of these requests: prompts plus the longest possible answers; null: no limit of its own.",
     )
-    requests_per_minute: _Count | None = Field(
+    requests_per_minute: Count | None = Field(
         None, description="Its requests that may begin in a minute, each of `n` answers counted; null: any number."
     )
-    tokens_per_minute: _Count | None = Field(
+    tokens_per_minute: Count | None = Field(
         None,
         description="Tokens of these requests: prompts plus the longest possible answers, of which the part that an "
         "answer did not need is given back at its end; null: any number.",

@@ -18,7 +18,6 @@ from deployments.fields.types import MIN_TIMEOUT_S
 if TYPE_CHECKING:
     from engine.heads.spec import HeadsSpec
 
-
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 
 MAX_CANDIDATES = 128  # of all members together: `mbr` compares every pair
@@ -160,9 +159,8 @@ class EndpointConfig(StrictModel):
     vocabulary: VocabularyKind = Field(
         "shared",
         description="Tokens on which members are blended: shared (one vocabulary), union (each tokenizes the text "
-        "itself, over all tokens), or topk_union (the same, over the most probable tokens of each).",
+        "itself, over all tokens), or topk_union (the same, over the 10 most probable tokens of each).",
     )
-    vocabulary_top_k: Annotated[int, Field(ge=1)] = Field(10, description="topk_union: candidate tokens per member.")
     drafter: str | None = Field(
         None, description="The model that drafts for the target, which may be one of its members; null: no drafter."
     )
@@ -255,11 +253,6 @@ class EndpointConfig(StrictModel):
                 "should be 0 with a contrastive blend, which would prefer each token that the amateur did not send to "
                 "all others",
             ),
-            (
-                self.vocabulary == "topk_union" or "vocabulary_top_k" not in self.model_fields_set,
-                "vocabulary_top_k",
-                f"is for vocabulary: topk_union, not for {self.vocabulary}",
-            ),
             (alone or self.min_members <= len(self.models), "min_members", "are more than there are members"),
         ]
 
@@ -307,5 +300,4 @@ class EndpointConfig(StrictModel):
             member_dtype=self.member_dtype,
             member_top_k=self.member_top_k,
             vocabulary=self.vocabulary,
-            vocabulary_top_k=self.vocabulary_top_k,
         )

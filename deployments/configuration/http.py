@@ -15,6 +15,14 @@ from deployments.configuration.values import Count, Name
 from deployments.fields.loopback import is_loopback
 from deployments.fields.strict import MAX_BODY_BYTES, StrictModel
 
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+def _check_host(host: str) -> str:
+    if "/" in host or host.count(":") == 1:
+        raise PydanticCustomError("host", "should be an address alone, such as 0.0.0.0 (the port has a key of its own)")
+    return host
+
 
 class TracingConfig(StrictModel):
     """Where traces are sent."""
@@ -53,15 +61,6 @@ class TlsConfig(StrictModel):
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
-
-
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-
-
-def _check_host(host: str) -> str:
-    if "/" in host or host.count(":") == 1:
-        raise PydanticCustomError("host", "should be an address alone, such as 0.0.0.0 (the port has a key of its own)")
-    return host
 
 
 class HttpConfig(StrictModel):

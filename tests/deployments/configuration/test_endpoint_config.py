@@ -69,7 +69,6 @@ def test_kinds_and_their_models(given: dict[str, Any], kind: str, models: list[s
         ({**PAIR, "vocabulary": "topk_union", "member_top_k": 5}, "member_top_k", "should be 0 with vocabulary"),
         ({"expert": "a", "amateur": "b", "member_top_k": 5}, "member_top_k", "should be 0 with a contrastive blend"),
         ({**PAIR, "blend": {"kind": "contrastive"}, "member_top_k": 5}, "member_top_k", "should be 0 with a contr"),
-        ({**PAIR, "vocabulary_top_k": 5}, "vocabulary_top_k", "is for vocabulary: topk_union, not for shared"),
         ({**PAIR, "strategy": {"kind": "rerank", "judge": "c"}}, "strategy.judge", "is not among the members"),
         ({**PAIR, "strategy": {"kind": "mbr", "judge": "a"}}, "strategy.judge", "is for rerank, not for mbr"),
         ({**PAIR, "strategy": {"kind": "mbr", "regex": "a"}}, "strategy.regex", "is for majority, not for mbr"),
