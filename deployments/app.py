@@ -12,16 +12,22 @@ from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from decoding.errors import ConfigError
+from deployments.admission.key_ledger import KeyLedger
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ModelConfig, ScalingConfig
 from deployments.fields.strict import StrictModel
 from deployments.planning.plan import give_cluster_gpus
 from deployments.replicas.coordinator import CoordinatorIngress
-from deployments.replicas.environment import actor_options, runtime_env
-from deployments.replicas.ledger import Ledger
+from deployments.replicas.environment import (
+    COORDINATOR,
+    LEDGER,
+    LOCAL_COORDINATOR,
+    STANDBY_ROUTER,
+    actor_options,
+    deployment_name,
+    runtime_env,
+)
 from deployments.replicas.model_replica import ModelReplica
-from deployments.replicas.names import COORDINATOR, LEDGER, LOCAL_COORDINATOR, deployment_name
-from deployments.replicas.standby_router import STANDBY_ROUTER
 from deployments.scaling.controller import autoscaling_config
 
 if TYPE_CHECKING:
@@ -103,7 +109,7 @@ def _ledger(config: ServerConfig) -> serve.Application | None:
     deploy = serve.deployment(
         name=LEDGER, ray_actor_options={"num_cpus": 0, "runtime_env": runtime_env(threads=1)}, **_options()
     )
-    return deploy(Ledger).bind(keys)
+    return deploy(KeyLedger).bind(keys)
 
 
 def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: bool) -> serve.Application:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from decoding.blending.ensemble_options import EnsembleOptions
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation, Outcome

@@ -1,7 +1,7 @@
 """Supervised replicas in child processes, and a coordinator in this process that works with them.
 
 A fast stand-in for Ray Serve: a dead process is replaced at once, one that does not answer is killed after a while, and
-`deployments.discovery` asks the replicas for their addresses.
+`deployments.replicas.discovery` asks the replicas for their addresses.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError
-from deployments.discovery import Discovery, ReplicaAddresses
+from deployments.replicas.discovery import Discovery, ReplicaAddresses
 from engine.loading.checkpoint import ModelSpec
 from engine.model.thread_environment import compute_environment
 
-_ASK_S = 3.0  # time for a replica to return its address, as in deployments/replicas/address_query.py
+_ASK_S = 3.0  # time for a replica to return its address, as in deployments/replicas/discovery.py
 _GIVEN_UP_S = 12.0  # time without an answer after which a process is killed
 _POLL_S = 0.02
 _START_S = 60.0

@@ -51,7 +51,7 @@ class ServeFaultInjector:
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
-        from deployments.replicas.names import APP_NAME, COORDINATOR, deployment_name
+        from deployments.replicas.environment import APP_NAME, COORDINATOR, deployment_name
 
         names = {model: deployment_name(model, role) for model, role in _ROLES.items()} | {"coordinator": COORDINATOR}
         deployments: list[dict[str, Any]] = []
@@ -118,7 +118,7 @@ def is_settled() -> bool:
     """Whether Serve has all replicas, and none is starting or stopping."""
     from ray import serve
 
-    from deployments.replicas.names import APP_NAME
+    from deployments.replicas.environment import APP_NAME
 
     status = serve.status().applications[APP_NAME]
     states = {str(state) for deployment in status.deployments.values() for state in deployment.replica_states}
@@ -139,8 +139,8 @@ def _replica_pids(model: str) -> list[int]:
     """Return the process ids of a model's replicas; empty while any of them hangs."""
     from ray import serve
 
+    from deployments.replicas.environment import APP_NAME, deployment_name
     from deployments.replicas.model_replica import ReplicaStatus
-    from deployments.replicas.names import APP_NAME, deployment_name
 
     handle = serve.get_deployment_handle(deployment_name(model, _ROLES[model]), APP_NAME)
     try:

@@ -65,7 +65,7 @@ def replica_addresses(config: ServerConfig) -> list[ReplicaAddress]:
     """Return the addresses of the running server's replicas."""
     from ray import serve
 
-    from deployments.replicas.names import APP_NAME, deployment_name
+    from deployments.replicas.environment import APP_NAME, deployment_name
 
     handles = (serve.get_deployment_handle(deployment_name(*pair), APP_NAME) for pair in config.roles().items())
     return [answer.address for handle in handles for answer in handle.broadcast("address").results(timeout_s=10)]

@@ -114,7 +114,7 @@ def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
 
 def start_standby() -> None:
     """Start a second coordinator, which serves once the first has died. Returns before it is up."""
-    from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
+    from deployments.replicas.environment import APP_NAME, LOCAL_COORDINATOR
     from deployments.scaling.controller import set_replicas
 
     asyncio.run(set_replicas(APP_NAME, LOCAL_COORDINATOR, 2))
@@ -128,7 +128,7 @@ def drain(config: ServerConfig) -> int:
     """
     from ray import serve
 
-    from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
+    from deployments.replicas.environment import APP_NAME, LOCAL_COORDINATOR
 
     # The check has no time limit.
     handle = serve.get_deployment_handle(LOCAL_COORDINATOR, APP_NAME, _check_exists=False)
@@ -279,7 +279,7 @@ def _deploy(config: ServerConfig) -> None:
     from ray.serve.context import _get_global_client
 
     from deployments.app import build_application
-    from deployments.replicas.names import APP_NAME
+    from deployments.replicas.environment import APP_NAME
 
     logging.getLogger("ray.serve").setLevel(logging.getLogger("ray").level)
     http_options = {"host": config.http.host, "port": config.http.port}
@@ -303,14 +303,14 @@ def _deploy(config: ServerConfig) -> None:
 def _delete() -> None:
     from ray import serve
 
-    from deployments.replicas.names import APP_NAME
+    from deployments.replicas.environment import APP_NAME
 
     serve.delete(APP_NAME)
 
 
 def _deployments_to_convert(config: ServerConfig) -> dict[str, ModelConfig]:
     """Return the models that are GGUF files and not converted yet on this machine, by deployment."""
-    from deployments.replicas.names import deployment_name
+    from deployments.replicas.environment import deployment_name
 
     unconverted = {name: model for name, model in config.models.items() if not model.is_converted}
     return {
@@ -321,7 +321,7 @@ def _deployments_to_convert(config: ServerConfig) -> dict[str, ModelConfig]:
 def _wait_until_ready(watch: Watch, to_convert: Mapping[str, ModelConfig]) -> None:
     from ray import serve
 
-    from deployments.replicas.names import APP_NAME
+    from deployments.replicas.environment import APP_NAME
 
     while True:
         status = serve.status().applications[APP_NAME]

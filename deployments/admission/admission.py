@@ -14,13 +14,11 @@ from typing import NamedTuple, Protocol
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, OverloadedError
-from deployments.admission.bounds import Bounds
-from deployments.admission.fair_queue import FairQueue
+from deployments.admission.bounds import READY, Bounds, Limits
+from deployments.admission.fair_queue import FairQueue, Sink, Ticket
 from deployments.admission.key_bounds import Reached, Use
-from deployments.admission.limits import READY, Limits
+from deployments.admission.key_ledger import SharedLimits
 from deployments.admission.load import Load
-from deployments.admission.shared_limits import SharedLimits
-from deployments.admission.ticket import Sink, Ticket
 from deployments.configuration.api_keys import ANYBODY, ApiKey
 
 _LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer …

@@ -1,14 +1,56 @@
-"""The bounds of the server and of its API keys, and what counts against them. Knows no queue and no clock."""
+"""The bounds of the server and of its API keys, and what counts against them."""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+from deployments.admission.fair_queue import Ticket
 from deployments.admission.key_bounds import KeyRates, Reached, Use, reached_at_once
-from deployments.admission.limits import Limits
-from deployments.admission.shared_limits import SharedLimits
-from deployments.admission.ticket import Ticket
+from deployments.admission.key_ledger import SharedLimits
 from deployments.configuration.api_keys import ApiKey
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.model import ModelConfig
+from engine.loading.memory_rules import free_host_bytes
+
+READY = 2  # requests beyond the slots, so that no slot stays empty between two requests
+_MOST_SLOTS = 64  # of a replica whose slots are `auto`
+_LEAST_BOUND = 256  # least default of max_requests …
+_MOST_BOUND = 8192  # … and the most that memory gives; Serve passes 10,000 on to a coordinator
+_BYTES_PER_REQUEST = 2**23  # of free memory, so that waiting requests take a few percent of it
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of accepted requests; more are refused."""
+
+    max_requests: int = 256  # in progress or waiting
+    max_tokens: int | None = None  # prompts and answers together
+    # By target: requests that may run, more if its replicas have more slots. Targets not listed: any number.
+    running: Mapping[str, int] = field(default_factory=dict)
+    max_queue_wait_s: float | None = math.inf  # predicted; 0 or None: half the time of an answer
+
+
+def limits_of(config: ServerConfig) -> Limits:
+    """Limits of a configuration. By default as many requests run as the targets have slots, and a few more.
+
+    How many may wait follows from this machine's free memory.
+    """
+    targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
+    running = {name: _slots(model) * model.replicas + READY for name, model in targets.items()}
+    most = sum(_slots(model) * _most_replicas(model) for model in targets.values())
+    fitting = min(free_host_bytes() // _BYTES_PER_REQUEST, _MOST_BOUND)
+    max_requests = config.http.max_requests or max(_LEAST_BOUND, 2 * most, fitting)
+    return Limits(max_requests, config.http.max_tokens, running, config.http.max_queue_wait_s)
+
+
+def _slots(model: ModelConfig) -> int:
+    return _MOST_SLOTS if model.slots == "auto" else model.slots
+
+
+def _most_replicas(model: ModelConfig) -> int:
+    return max(model.replicas, 0 if model.scaling is None else model.scaling.max)
 
 
 class Bounds:
@@ -27,25 +69,18 @@ class Bounds:
         """Return the bound that new requests would exceed; None: no bound. rates: whether those of a minute count."""
         limits = self._limits
         if self._total.requests + self._held.total() + new.requests > limits.max_requests:
-            return Reached(
-                "max_requests", f"{limits.max_requests} requests are in progress already (http.max_requests)."
-            )
+            reason = f"{limits.max_requests} requests are in progress already (http.max_requests)."
+            return Reached("max_requests", reason)
         if limits.max_tokens is not None and self._total.tokens + new.tokens > limits.max_tokens:
-            reason = (
-                f"with {new.tokens} more, the tokens in progress would exceed {limits.max_tokens} (http.max_tokens)."
-            )
-            return Reached("max_tokens", reason)
-        own = key if self._shared is None else self._shared.part_of(key)
-        if key.max_requests is not None or key.max_tokens is not None:
-            reached = reached_at_once(own, self._use_of(key), new)
-            if reached is not None:
-                return reached
-        return self._rates_of(key).reached(new, now_s) if rates else None
+            reason = f"with {new.tokens} more, the tokens in progress would exceed {limits.max_tokens}"
+            return Reached("max_tokens", f"{reason} (http.max_tokens).")
+        own = self._own(key)
+        reached = reached_at_once(own, self._use_of(key), new)
+        return self._rates_of(own).reached(new, now_s) if reached is None and rates else reached
 
     def most_requests(self, key: ApiKey) -> int:
         """Return how many more requests the key may have in progress, whatever their tokens."""
-        most = self._limits.max_requests - self._total.requests - self._held.total()
-        own = key if self._shared is None else self._shared.part_of(key)
+        most, own = self._limits.max_requests - self._total.requests - self._held.total(), self._own(key)
         return most if own.max_requests is None else min(most, own.max_requests - self._use_of(key).requests)
 
     @property
@@ -73,13 +108,17 @@ class Bounds:
     def take(self, key: ApiKey, use: Use, now_s: float) -> None:
         """Count what begins in the key's minute."""
         if key.is_limited:
-            self._rates_of(key).take(use, now_s)
+            self._rates_of(self._own(key)).take(use, now_s)
 
     def give_back(self, key: ApiKey, unused: Use, now_s: float) -> None:
         """Return to the key's minute what was taken and not used, here and at other coordinators."""
         self.take(key, -unused, now_s)
         if self._shared is not None:
             self._shared.begin(key, -unused)
+
+    def _own(self, key: ApiKey) -> ApiKey:
+        """Return the key with the limits that hold at this coordinator."""
+        return key if self._shared is None else self._shared.part_of(key)
 
     def _use_of(self, key: ApiKey) -> Use:
         """Return what the key has in progress here."""
@@ -90,8 +129,7 @@ class Bounds:
         keys = {*self._uses, *self._held}
         return {key.name: self._use_of(key) for key in keys if key.is_limited}
 
-    def _rates_of(self, key: ApiKey) -> KeyRates:
-        own = key if self._shared is None else self._shared.part_of(key)
+    def _rates_of(self, own: ApiKey) -> KeyRates:
         if own not in self._rates:
             self._rates[own] = KeyRates(own)
         return self._rates[own]

@@ -1,20 +1,46 @@
-"""Start-time fair queueing of tokens between API keys, by priority within a key. Knows no limits and no clock.
+"""Start-time fair queueing of tokens between API keys, by priority within a key.
 
 Goyal, Vin, Cheng: Start-time Fair Queueing (1996).
 """
 
+import asyncio
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
-from deployments.admission.ticket import Ticket
+from actors.coordinator.request import Delta, Request
 from deployments.configuration.api_keys import ApiKey
 
 _FEW = 16  # entries of ended tickets, which a line may keep however few wait
-_Entry = tuple[int, int, Ticket]  # priority, order of arrival
+Sink = Callable[[Delta], None]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A waiting or running request."""
+
+    request: Request
+    sink: Sink
+    key: ApiKey
+    arrived_s: float
+    priority: int = 0  # among the requests of its key, lower ones begin first
+    deadline: asyncio.TimerHandle | None = None
+    state: Literal["waiting", "running", "ended"] = "waiting"
+    committed: int = 0  # tokens of its answer so far
+    charged: bool = True  # whether it counts in its key's minute
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens that its slot will hold."""
+        return len(self.request.prompt) + self.request.params.max_tokens
+
+    @property
+    def target(self) -> str:
+        return self.request.endpoint.target
 
 
 @dataclass(slots=True)
@@ -24,12 +50,6 @@ class Backlog:
     requests: int = 0
     answer_tokens: float = 0.0  # of the longest possible answers
     tokens: float = 0.0  # of prompts and these answers
-
-    def add(self, ticket: Ticket, times: int = 1) -> None:
-        """Count a ticket; times −1 takes it out."""
-        self.requests += times
-        self.answer_tokens += times * ticket.request.params.max_tokens
-        self.tokens += times * ticket.tokens
 
     def __iadd__(self, other: "Backlog") -> "Backlog":
         self.requests += other.requests
@@ -48,7 +68,7 @@ class Backlog:
 class _Line:
     """Waiting tickets of one key for one target. There may be others that ended while they waited."""
 
-    entries: list[_Entry] = field(default_factory=list)  # a heap
+    entries: list[tuple[int, int, Ticket]] = field(default_factory=list)  # a heap by priority and order of arrival
     backlogs: defaultdict[int, Backlog] = field(default_factory=lambda: defaultdict(Backlog))  # by priority
 
     def backlog(self, priority: float = math.inf) -> Backlog:
@@ -62,7 +82,7 @@ class _Line:
     def count(self, ticket: Ticket, times: int) -> None:
         """Count a ticket that waits from now on, or, with −1, no longer."""
         backlog = self.backlogs[ticket.priority]
-        backlog.add(ticket, times)
+        backlog += Backlog(times, times * ticket.request.params.max_tokens, times * ticket.tokens)
         if not backlog.requests:
             del self.backlogs[ticket.priority]
 

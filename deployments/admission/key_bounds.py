@@ -1,4 +1,4 @@
-"""The limits of one API key against what it uses. Knows no queue, no coordinators and no clock."""
+"""The limits of one API key against what it uses."""
 
 import math
 import random
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from decoding.errors import Bound, OverloadedError
-from deployments.admission.rate_limit import RateLimit
 from deployments.configuration.api_keys import ApiKey
 
 _LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer delays and retry at once
@@ -42,27 +41,43 @@ class Reached(NamedTuple):
         return OverloadedError(self.reason, bound=self.bound, retry_after_s=retry_s)
 
 
+class RateLimit:
+    """A budget that fills evenly, up to a minute's worth (a token bucket)."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._capacity = float(per_minute)
+        self._left, self._at_s = self._capacity, 0.0
+
+    def wait_s(self, amount: float, now_s: float) -> float:
+        """Return the seconds until `amount` may be taken; 0: now. More than a minute's worth goes once it is full."""
+        missing = min(amount, self._capacity) - self._filled(now_s)
+        return max(missing, 0.0) * 60 / self._capacity
+
+    def take(self, amount: float, now_s: float) -> None:
+        """Take an amount, or give it back if it is negative."""
+        self._left, self._at_s = min(self._filled(now_s) - amount, self._capacity), now_s
+
+    def _filled(self, now_s: float) -> float:
+        return min(self._left + (now_s - self._at_s) * self._capacity / 60, self._capacity)
+
+
 class KeyRates:
     """What a key may begin in a minute."""
 
     def __init__(self, key: ApiKey) -> None:
-        self._setting = _setting_of(key)
+        self._setting = f"http.api_keys.{key.name}"
         self._requests = None if key.requests_per_minute is None else RateLimit(key.requests_per_minute)
         self._tokens = None if key.tokens_per_minute is None else RateLimit(key.tokens_per_minute)
 
     def reached(self, new: Use, now_s: float) -> Reached | None:
         """Return the limit that the new requests would exceed; None: none."""
         if self._requests is not None and (wait_s := self._requests.wait_s(new.requests, now_s)):
-            reason = (
-                f"this API key has begun as many requests as it may in a minute ({self._setting}.requests_per_minute)."
-            )
+            reason = "this API key has begun as many requests as it may in a minute"
+            reason = f"{reason} ({self._setting}.requests_per_minute)."
             return Reached("key_requests_per_minute", reason, wait_s)
         if self._tokens is not None and (wait_s := self._tokens.wait_s(new.tokens, now_s)):
-            reason = (
-                f"with {new.tokens} more, this API key would exceed its tokens of a minute "
-                f"({self._setting}.tokens_per_minute)."
-            )
-            return Reached("key_tokens_per_minute", reason, wait_s)
+            reason = f"with {new.tokens} more, this API key would exceed its tokens of a minute"
+            return Reached("key_tokens_per_minute", f"{reason} ({self._setting}.tokens_per_minute).", wait_s)
         return None
 
     def take(self, use: Use, now_s: float) -> None:
@@ -74,18 +89,11 @@ class KeyRates:
 
 def reached_at_once(key: ApiKey, used: Use, new: Use) -> Reached | None:
     """Return the key's limit of requests in progress that the new ones would exceed; None: none."""
+    setting = f"http.api_keys.{key.name}"
     if key.max_requests is not None and used.requests + new.requests > key.max_requests:
-        reason = f"this API key has {key.max_requests} requests in progress already ({_setting_of(key)}.max_requests)."
+        reason = f"this API key has {key.max_requests} requests in progress already ({setting}.max_requests)."
         return Reached("key_max_requests", reason)
     if key.max_tokens is not None and used.tokens + new.tokens > key.max_tokens:
-        reason = (
-            f"with {new.tokens} more, the tokens that this API key has in progress would exceed {key.max_tokens} "
-            f"({_setting_of(key)}.max_tokens)."
-        )
-        return Reached("key_max_tokens", reason)
+        reason = f"with {new.tokens} more, the tokens that this API key has in progress would exceed {key.max_tokens}"
+        return Reached("key_max_tokens", f"{reason} ({setting}.max_tokens).")
     return None
-
-
-def _setting_of(key: ApiKey) -> str:
-    """Return where the configuration has the key's limits."""
-    return f"http.api_keys.{key.name}"

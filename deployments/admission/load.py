@@ -5,8 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Collection
 
-from deployments.admission.fair_queue import Backlog
-from deployments.admission.ticket import Ticket
+from deployments.admission.fair_queue import Backlog, Ticket
 
 _MEMORY_S = 10.0  # over which speed is averaged
 _SMOOTHING = 0.1  # weight of a new answer in the mean length

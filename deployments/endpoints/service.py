@@ -18,8 +18,8 @@ from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Room
-from deployments.admission.limits import Limits
-from deployments.admission.shared_limits import SharedLimits
+from deployments.admission.bounds import Limits
+from deployments.admission.key_ledger import SharedLimits
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.messages.request import CountTokensRequest, TokenCount

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import socket
+import struct
 import sys
 from http import HTTPStatus
 from typing import Any
@@ -40,6 +41,7 @@ _FRAMING = 8  # most bytes for each byte of a chunked body, beside `MOST_HEAD_BY
 _LATE_S = 0.5  # a timer that is this late was held up, and so was the reading
 _LINGER_S = 2.0  # after a refusal: closed with bytes unread, a connection loses what it has sent
 _PROBE_S = 0.25
+_LAST_DATA_MS = struct.Struct("52xI")  # tcpi_last_data_recv, in Linux's struct tcp_info, whose beginning never changes
 _TCP_CLOSE = 7  # Linux's state of a connection that its client has reset
 _CODES = {
     HTTPStatus.BAD_REQUEST: "bad_request",
@@ -228,6 +230,23 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self.loop.call_later(_PROBE_S, self._probe)
+
+
+def seconds_unread(receive: object) -> float:
+    """Return for how long a request's last bytes have lain in their socket, because the event loop was busy.
+
+    receive: of an ASGI application. 0 unless it is uvicorn's, on Linux: ASGI does not show the connection. Data that
+        comes resets the time, so a connection's idle time before a request is not part of it.
+    """
+    transport = getattr(getattr(receive, "__self__", None), "transport", None)
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is None or sys.platform != "linux":
+        return 0.0
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_MS.size)
+    except OSError:  # it has closed, or is no TCP connection
+        return 0.0
+    return float(_LAST_DATA_MS.unpack(info)[0] / 1000) if len(info) == _LAST_DATA_MS.size else 0.0
 
 
 def _too_large() -> str:

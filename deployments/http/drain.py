@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.apis.errors import error_response
-from deployments.http.middleware.paths import is_work
+from deployments.http.head import is_work
 
 
 class Drain:

@@ -1,151 +1,182 @@
 """Prometheus metrics of the current state: requests, replicas and their load, this process.
 
-Nothing is kept between scrapes, so a replica that is gone leaves no series behind.
+Nothing is kept between scrapes, so a replica that is gone leaves no series behind. Call it in the service's event loop.
 """
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import mean
 
-from prometheus_client import ProcessCollector
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from actors.wire.messages import Report
+from deployments.configuration.roles import roles_in
 from deployments.endpoints.service import Service
-from deployments.http.server_status import ReplicaLoad, replica_loads
-from deployments.monitoring.exposition import with_coordinator
 from deployments.monitoring.metrics import ENDPOINT_LABELS, ENGINE
 from deployments.scaling.controller import Placement
 from engine.model.page_tables import PAGE_SIZE
 
-_REPLICA_LABELS = ("model", "role", "replica")
+_PROCESS = ProcessCollector(registry=None)
 
 
-class LiveMetrics:
-    """All metrics that one coordinator has. Call it in the service's event loop."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._process = ProcessCollector(registry=None)
-
-    def shared(self) -> list[Metric]:
-        """Return what every coordinator says alike: endpoints and replicas."""
-        replicas = replica_loads(self._service)
-        targets = {load: load.drafting for load in replicas if load.drafting is not None}
-        return [
-            self._kv_usage(replicas),
-            self._cache_config(),
-            *self._readiness(),
-            _replica_metric("rows", "Requests that hold a slot.", {load: load.running for load in replicas}),
-            _replica_metric("waiting", "Requests that wait for a slot.", {load: load.waiting for load in replicas}),
-            _replica_metric("slots", "Requests that can run at once.", {load: load.slots for load in replicas}),
-            _replica_metric("drafting", "Whether a target wants drafts.", targets),
-        ]
-
-    def own(self) -> list[Metric]:
-        """Return this coordinator's metrics, with its name as a label, so that those of several add up."""
-        text = "Batches of replicas' messages that could not be decoded."
-        families = [
-            *self._service.metrics.families(),
-            *self._requests(),
-            *self._adapters(),
-            CounterMetricFamily("consort:malformed_batches", text, value=self._service.malformed),
-            self._replica_starts(),
-            GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks()),
-            *self._process.collect(),
-        ]
-        return with_coordinator(families, self._service.metrics.coordinator)
-
-    def _requests(self) -> Iterator[Metric]:
-        waiting, running = self._service.admission.counts()
-        for name, text, counts in (
-            ("num_requests_running", "Requests that have begun.", running),
-            ("num_requests_waiting", "Requests that wait for their turn.", waiting),
-        ):
-            family = GaugeMetricFamily(f"vllm:{name}", text, labels=ENDPOINT_LABELS)
-            for endpoint in self._service.endpoints:
-                family.add_metric((endpoint, ENGINE), counts[endpoint])
-            yield family
-        text = "Requests that wait for their turn; none is held back for another reason."
-        reasons = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", text, labels=(*ENDPOINT_LABELS, "reason"))
-        for endpoint in self._service.endpoints:
-            reasons.add_metric((endpoint, ENGINE, "capacity"), waiting[endpoint])
-            reasons.add_metric((endpoint, ENGINE, "deferred"), 0)
-        yield reasons
-
-    def _kv_usage(self, replicas: list[ReplicaLoad]) -> Metric:
-        text = "Share of the target's KV pages in use, 1 is all."
-        family = GaugeMetricFamily("vllm:kv_cache_usage_perc", text, labels=ENDPOINT_LABELS)
-        for name, served in self._service.endpoints.items():
-            targets = [replica for replica in replicas if replica.model == served.endpoint.target]
-            usage = sum(replica.kv_usage for replica in targets) / max(len(targets), 1)
-            family.add_metric((name, ENGINE), usage)
-        return family
-
-    def _cache_config(self) -> Metric:
-        """Return the size of the target's KV cache in labels: over all of its replicas, once they have reported."""
-        pages = Counter[str]()
-        for address, report in self._service.replicas():
-            pages[address.model] += 0 if report is None else report.pages
-        labels = (*ENDPOINT_LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
-        family = GaugeMetricFamily("vllm:cache_config_info", "The target's KV cache.", labels=labels)
-        for name, served in self._service.endpoints.items():
-            if count := pages[served.endpoint.target]:
-                family.add_metric((name, ENGINE, str(PAGE_SIZE), str(count), "True"), 1)
-        return family
-
-    def _adapters(self) -> Iterator[Metric]:
-        """Yield the adapters with requests, in labels, if there may be adapters. The value is the time."""
-        served = self._service.endpoints
-        bases = {parent: served[parent].max_adapters for endpoint in served.values() if (parent := endpoint.parent)}
-        bases |= {name: endpoint.max_adapters for name, endpoint in served.items() if endpoint.max_adapters}
-        if not bases:
-            return
-        names = [name for name, endpoint in served.items() if endpoint.parent is not None]
-        most = sum(count or sum(served[name].parent == base for name in names) for base, count in bases.items())
-        waiting, running = (
-            ",".join(name for name in names if counts[name]) for counts in self._service.admission.counts()
-        )
-        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
-        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters with requests.", labels=labels)
-        family.add_metric((str(most), waiting, running), time.time())
-        yield family
-
-    def _readiness(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("consort:endpoint_ready", "1 while its models can answer.", labels=("endpoint",))
-        text = "1 for the state of the endpoint's models; they never sleep."
-        state = GaugeMetricFamily("vllm:engine_sleep_state", text, labels=(*ENDPOINT_LABELS, "sleep_state"))
-        up = self._service.servable_models()
-        for name, served in self._service.endpoints.items():
-            is_ready = float(served.is_ready(up))
-            ready.add_metric((name,), is_ready)
-            state.add_metric((name, ENGINE, "awake"), is_ready)
-            state.add_metric((name, ENGINE, "weights_offloaded"), 0)
-            state.add_metric((name, ENGINE, "discard_all"), 0)
-        yield from (ready, state)
-
-    def _replica_starts(self) -> Metric:
-        text = "Replicas that came up, by model; more than were added: some were replaced."
-        family = CounterMetricFamily("consort:replica_starts", text, labels=("model",))
-        for model, starts in self._service.replica_starts().items():
-            family.add_metric((model,), starts)
-        return family
+def own_metrics(service: Service) -> list[Metric]:
+    """Return one coordinator's metrics, with its name as a label, so that those of several add up."""
+    text = "Batches of replicas' messages that could not be decoded."
+    starts = CounterMetricFamily(
+        "consort:replica_starts",
+        "Replicas that came up, by model; more than were added: some were replaced.",
+        labels=("model",),
+    )
+    for model, count in service.replica_starts().items():
+        starts.add_metric((model,), count)
+    families = [
+        *service.metrics.families(),
+        *_requests(service),
+        *_adapters(service),
+        CounterMetricFamily("consort:malformed_batches", text, value=service.malformed),
+        starts,
+        GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks()),
+        *_PROCESS.collect(),
+    ]
+    return with_coordinator(families, service.metrics.coordinator)
 
 
-def replica_counts(placements: Mapping[str, Placement]) -> list[Metric]:
-    """Return how many replicas each model should have and has, by model."""
-    wanted = GaugeMetricFamily("consort:replicas_wanted", "Replicas that a model should have.", labels=("model",))
-    running = GaugeMetricFamily("consort:replicas_running", "Replicas of a model that are up.", labels=("model",))
-    for model, placement in placements.items():
-        wanted.add_metric((model,), placement.wanted)
-        running.add_metric((model,), placement.running)
-    return [wanted, running]
+def shared_metrics(service: Service, placements: Mapping[str, Placement]) -> list[Metric]:
+    """Return what every coordinator says alike: endpoints and replicas. placements: by model."""
+    wanted = {model: placement.wanted for model, placement in placements.items()}
+    running = {model: placement.running for model, placement in placements.items()}
+    return [
+        *_kv_caches(service),
+        *_readiness(service),
+        *_replicas(service),
+        _gauge("consort:replicas_wanted", "Replicas that a model should have.", ("model",), wanted),
+        _gauge("consort:replicas_running", "Replicas of a model that are up.", ("model",), running),
+    ]
 
 
-def _replica_metric(name: str, text: str, values: Mapping[ReplicaLoad, float]) -> Metric:
-    family = GaugeMetricFamily(f"consort:replica_{name}", text, labels=_REPLICA_LABELS)
-    for replica, value in values.items():
-        family.add_metric((replica.model, replica.role, replica.name), float(value))
+def with_coordinator(families: Iterable[Metric], coordinator: str) -> list[Metric]:
+    """Return the families with the coordinator's name in a label of every sample."""
+    own = {"coordinator": coordinator}
+    return [_copy(family, [sample.labels | own for sample in family.samples]) for family in families]
+
+
+def exposition(parts: Iterable[Sequence[Metric]]) -> bytes:
+    """Return all families in Prometheus' text format. Families of the same name become one."""
+    return generate_latest(_Merged(parts))
+
+
+class _Merged(Collector):
+    def __init__(self, parts: Iterable[Sequence[Metric]]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        for family in (family for part in self._parts for family in part):
+            if family.name in merged:
+                merged[family.name].samples += family.samples
+            else:
+                merged[family.name] = _copy(family, [sample.labels for sample in family.samples])
+        yield from merged.values()
+
+
+def _copy(family: Metric, labels: Sequence[dict[str, str]]) -> Metric:
+    copied = Metric(family.name, family.documentation, family.type, family.unit)
+    pairs = zip(family.samples, labels, strict=True)
+    copied.samples = [sample._replace(labels=own) for sample, own in pairs]
+    return copied
+
+
+def _requests(service: Service) -> list[Metric]:
+    waiting, running = service.admission.counts()
+    reasons = {(name, ENGINE, "capacity"): waiting[name] for name in service.endpoints}
+    reasons |= {(name, ENGINE, "deferred"): 0 for name in service.endpoints}
+    text = "Requests that wait for their turn; none is held back for another reason."
+    return [
+        _by_endpoint("num_requests_running", "Requests that have begun.", service, running),
+        _by_endpoint("num_requests_waiting", "Requests that wait for their turn.", service, waiting),
+        _gauge("vllm:num_requests_waiting_by_reason", text, (*ENDPOINT_LABELS, "reason"), reasons),
+    ]
+
+
+def _adapters(service: Service) -> list[Metric]:
+    """Return the adapters with requests, in labels, if there may be adapters. The value is the time."""
+    served = service.endpoints
+    bases = {parent: served[parent].max_adapters for endpoint in served.values() if (parent := endpoint.parent)}
+    bases |= {name: endpoint.max_adapters for name, endpoint in served.items() if endpoint.max_adapters}
+    if not bases:
+        return []
+    names = [name for name, endpoint in served.items() if endpoint.parent is not None]
+    most = sum(count or sum(served[name].parent == base for name in names) for base, count in bases.items())
+    waiting, running = (",".join(name for name in names if counts[name]) for counts in service.admission.counts())
+    labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+    values = {(str(most), waiting, running): time.time()}
+    return [_gauge("vllm:lora_requests_info", "Adapters with requests.", labels, values)]
+
+
+def _kv_caches(service: Service) -> list[Metric]:
+    """Return how full the targets' KV caches are, and their sizes over all replicas, once these have reported."""
+    pages, usages = Counter[str](), defaultdict[str, list[float]](list)  # by model
+    for address, report in service.replicas():
+        pages[address.model] += 0 if report is None else report.pages
+        usages[address.model].append(0.0 if report is None else report.used_pages / max(report.pages, 1))
+    targets = {name: served.endpoint.target for name, served in service.endpoints.items()}
+    usage = {name: mean(usages[target]) if usages[target] else 0.0 for name, target in targets.items()}
+    sizes = {
+        (name, ENGINE, str(PAGE_SIZE), str(pages[model]), "True"): 1 for name, model in targets.items() if pages[model]
+    }
+    labels = (*ENDPOINT_LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
+    return [
+        _by_endpoint("kv_cache_usage_perc", "Share of the target's KV pages in use, 1 is all.", service, usage),
+        _gauge("vllm:cache_config_info", "The target's KV cache.", labels, sizes),
+    ]
+
+
+def _readiness(service: Service) -> list[Metric]:
+    up = service.servable_models()
+    ready = {name: served.is_ready(up) for name, served in service.endpoints.items()}
+    states = {(name, ENGINE, "awake"): float(is_ready) for name, is_ready in ready.items()}
+    states |= {(name, ENGINE, state): 0.0 for name in ready for state in ("weights_offloaded", "discard_all")}
+    text = "1 for the state of the endpoint's models; they never sleep."
+    return [
+        _gauge("consort:endpoint_ready", "1 while its models can answer.", ("endpoint",), ready),
+        _gauge("vllm:engine_sleep_state", text, (*ENDPOINT_LABELS, "sleep_state"), states),
+    ]
+
+
+def _replicas(service: Service) -> list[Metric]:
+    roles = roles_in([served.config for served in service.endpoints.values()])
+    labels = ("model", "role", "replica")
+    rows = GaugeMetricFamily("consort:replica_rows", "Requests that hold a slot.", labels=labels)
+    waiting = GaugeMetricFamily("consort:replica_waiting", "Requests that wait for a slot.", labels=labels)
+    slots = GaugeMetricFamily("consort:replica_slots", "Requests that can run at once.", labels=labels)
+    drafting = GaugeMetricFamily("consort:replica_drafting", "Whether a target wants drafts.", labels=labels)
+    for address, report in service.replicas():
+        replica = (address.model, roles[address.model], address.name)
+        latest = report or Report(active=0, waiting=0, slots=0, request_ids=[])
+        rows.add_metric(replica, latest.active)
+        waiting.add_metric(replica, latest.waiting)
+        slots.add_metric(replica, latest.slots)
+        if report is not None and roles[address.model] != "drafter":
+            drafting.add_metric(replica, report.drafting)
+    return [rows, waiting, slots, drafting]
+
+
+def _by_endpoint(name: str, text: str, service: Service, values: Mapping[str, float]) -> Metric:
+    labelled = {(endpoint, ENGINE): values[endpoint] for endpoint in service.endpoints}
+    return _gauge(f"vllm:{name}", text, ENDPOINT_LABELS, labelled)
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float] | Mapping[str, float]
+) -> Metric:
+    """Return a metric. values: by the labels' values; a name stands for one."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for own, value in values.items():
+        family.add_metric((own,) if isinstance(own, str) else own, float(value))
     return family
 
 

@@ -17,9 +17,9 @@ from decoding.errors import UnavailableError
 from deployments.apis.errors import anthropic_body, body_of, error_response, status_of
 from deployments.apis.events import event, typed_event
 from deployments.http import connection
-from deployments.http.arrival import REQUEST_START, arrival_header, seconds_unread
-from deployments.http.middleware.doorkeeper import Doorkeeper
-from deployments.http.middleware.paths import GENERATING, WORKING
+from deployments.http.connection import seconds_unread
+from deployments.http.doorkeeper import Doorkeeper
+from deployments.http.head import GENERATING, REQUEST_START, WORKING, arrival_header
 
 CALLBACK = f"{__name__}:middlewares"
 

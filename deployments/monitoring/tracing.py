@@ -1,12 +1,13 @@
 """Traces of requests through OpenTelemetry. Spans have times, counts and names: no text, no tokens, no secrets.
 
-Spans of targets and drafters are made from the coordinator's timeline when a request has ended. So steps cost nothing
-more, and replicas know nothing of traces. Imported only if tracing is on.
+Spans of targets and drafters are made from the coordinator's timeline when a request has ended, so steps cost nothing
+more. Imported only if tracing is on.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 from opentelemetry import trace
@@ -16,6 +17,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.coordinator.request import Delta, Request
 from actors.coordinator.timeline import Stay, Timeline
@@ -41,15 +44,16 @@ class RequestTracer:
         self._tracer: Tracer = provider.get_tracer("consort")
         self._open: dict[int, tuple[Span, Timeline]] = {}  # by request id
 
-    def start_server_span(self, name: str, headers: Mapping[str, str]) -> Span:
+    def start_server_span(self, path: str, scope: Scope) -> Span:
         """Start the span of an HTTP request, in the client's trace if the headers name one. The caller ends it."""
-        return self._tracer.start_span(name, _PROPAGATOR.extract(headers), SpanKind.SERVER)
-
-    def headers(self, span: Span) -> dict[str, str]:
-        """Return the headers that carry the span to others."""
-        carrier: dict[str, str] = {}
-        _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
-        return carrier
+        attributes = {
+            "http.request.method": "POST",
+            "http.route": path,
+            "consort.request_id": scope["state"]["request_id"],
+            "consort.api_key": scope["state"]["key"].name,
+        }
+        context = _PROPAGATOR.extract(Headers(scope=scope))
+        return self._tracer.start_span(f"POST {path}", context, SpanKind.SERVER, attributes)
 
     def start(self, request: Request) -> Request:
         """Start the span of a request that enters the queue. Returns the request with a timeline."""
@@ -137,3 +141,35 @@ def _end_attributes(last: Delta) -> dict[str, Any]:
     if last.error is not None:
         attributes["error.type"] = type(last.error).__name__
     return attributes
+
+
+class TracingMiddleware:
+    """ASGI middleware that gives each request its span, and sends the span's id as `traceparent`.
+
+    opentelemetry-instrumentation-asgi would put texts of exceptions and clients' addresses into spans.
+    """
+
+    def __init__(self, app: ASGIApp, *, tracer: RequestTracer, paths: Collection[str]) -> None:
+        """paths: of the requests that get a span."""
+        self._app, self._tracer, self._paths = app, tracer, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+            await self._app(scope, receive, send)
+            return
+        span = self._tracer.start_server_span(scope["path"], scope)
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                span.set_attribute("http.response.status_code", message["status"])
+                if message["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    span.set_status(StatusCode.ERROR)
+                _PROPAGATOR.inject(MutableHeaders(scope=message), trace.set_span_in_context(span))
+            await send(message)
+
+        with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            try:
+                await self._app(scope, receive, send_on)
+            except Exception:  # answered by an outer layer; its text stays out of the span
+                span.set_status(StatusCode.ERROR)
+                raise

@@ -9,29 +9,31 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.loops.idle_memory import return_idle_memory
+from deployments.admission.key_ledger import KeyLedger, SharedLimits
 from deployments.configuration.config import ServerConfig
-from deployments.replicas.adapter_exchange import AdapterExchange
-from deployments.replicas.address_query import AddressQuery, answers_of
-from deployments.replicas.environment import share_interpreter, uncollected
-from deployments.replicas.ledger import Ledger, settle
+from deployments.replicas.discovery import AdapterExchange, AddressQuery, Discovery, answers_of, coordinators
+from deployments.replicas.environment import APP_NAME, deployment_name, share_interpreter, uncollected
 from deployments.replicas.model_replica import ModelReplica
-from deployments.replicas.names import APP_NAME, deployment_name
 from deployments.scaling.controller import placements, set_replicas
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from deployments.endpoints.adapters import AdapterChange
+    from deployments.endpoints.service import Service
 
     Adapters = Mapping[str, AdapterChange]
 
 _STREAM_INTERVAL_S = 0.2  # the longest time for which a stream holds events back under load
+_OPEN_PORTS = (
+    "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run any code. "
+    "Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
+)
 _logger = logging.getLogger("ray.serve")
 
 
@@ -62,7 +64,7 @@ class CoordinatorIngress:
         config: ServerConfig,
         handles: dict[str, DeploymentHandle[ModelReplica]],
         on_demand: set[str],
-        ledger: DeploymentHandle[Ledger] | None = None,
+        ledger: DeploymentHandle[KeyLedger] | None = None,
     ) -> None:
         """
         handles: the handle of every model's deployment, by model.
@@ -72,38 +74,54 @@ class CoordinatorIngress:
         with uncollected():
             from ray.serve.context import _get_global_client
 
-            from actors.coordinator.loop import Coordinator
-            from actors.loops.thread import LoopThread
-            from actors.wire.zmq_link import ConnectingZmqLink
-            from deployments.admission.limits import limits_of
-            from deployments.admission.shared_limits import SharedLimits
-            from deployments.discovery import Discovery
-            from deployments.endpoints.loading import load_endpoints
-            from deployments.endpoints.service import Service
             from deployments.http.drain import Drain
-            from deployments.monitoring.metrics import Metrics
-            from deployments.monitoring.tracing_setup import make_tracer
 
         share_interpreter()
         return_idle_memory()
         _get_global_client()  # kept by Serve: later, while Ray's head is away, finding it would block the event loop
         if os.environ.get("RAY_AUTH_MODE") != "token":
-            _logger.warning(
-                "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "
-                "any code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
+            _logger.warning(_OPEN_PORTS)
+        self._http, self._roles, self._drain = config.http, config.roles(), Drain()
+        self._deployments = {model: deployment_name(model, role) for model, role in self._roles.items()}
+        self._asks: dict[str, AddressQuery] = {}  # by model
+        self._service = self._start_service(config, on_demand, ledger)
+        name, held_back = self._service.metrics.coordinator, self._service.admission.count_unserved
+        for model, handle in handles.items():
+            self._asks[model] = AddressQuery(
+                *(handle, name, partial(held_back, model)),
+                wakes=model in on_demand,
+                stands_by=lambda: not self._drain.has_served,
             )
+        discovery = Discovery(self._asks, self._service.set_replicas)
+        await discovery.poll_all()  # Serve sends requests as soon as this returns
+        loads_adapters = [handle for model, handle in handles.items() if config.models[model].adapters_at_run_time]
+        self._adapters = AdapterExchange(self._service.adapters, loads_adapters)
+        await self._adapters.sync()
+        gc.collect()
+        gc.freeze()  # permanent objects: collecting them again would block the event loop
+        self._tasks += [asyncio.create_task(discovery.run()), asyncio.create_task(self._adapters.run())]
+
+    def _start_service(
+        self, config: ServerConfig, on_demand: set[str], ledger: DeploymentHandle[KeyLedger] | None
+    ) -> "Service":
+        """Start the coordinator's loop, without replicas yet, and return the service on top of it."""
         with uncollected():
+            from actors.coordinator.loop import Coordinator
+            from actors.loops.thread import LoopThread
+            from actors.wire.zmq_link import ConnectingZmqLink
+            from deployments.admission.bounds import limits_of
+            from deployments.endpoints.loading import load_endpoints
+            from deployments.endpoints.service import Service
+            from deployments.monitoring.metrics import Metrics
+            from deployments.monitoring.tracing_setup import make_tracer
+
             endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
-        context_length = max(served.context_length for served in endpoints.values())
-        metrics = Metrics(link.name, context_length=context_length)
+        metrics = Metrics(link.name, context_length=max(served.context_length for served in endpoints.values()))
         coordinator = Coordinator(link, max_requests=limits.max_requests, on_step=metrics.record_step)
-        self._http, self._roles, self._drain = config.http, config.roles(), Drain()
-        self._deployments = {model: deployment_name(model, role) for model, role in self._roles.items()}
-        self._asks: list[AddressQuery] = []
-        shared = None if ledger is None else SharedLimits(link.name, partial(settle, ledger))
-        self._service = Service(
+        shared = None if ledger is None else SharedLimits(link.name, ledger.settle.remote)
+        service = Service(
             endpoints,
             coordinator,
             limits=limits,
@@ -114,51 +132,29 @@ class CoordinatorIngress:
             tracer=make_tracer(config.http.tracing),
             on_demand=on_demand,
             shared_limits=shared,
-            count_coordinators=lambda: max((ask.coordinators for ask in self._asks), default=1),
+            count_coordinators=lambda: max((ask.coordinators for ask in self._asks.values()), default=1),
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
-        held_back = self._service.admission.count_unserved
-        ask = {
-            model: AddressQuery(
-                handle, link.name, partial(held_back, model), wakes=model in on_demand, stands_by=self._stands_by
-            )
-            for model, handle in handles.items()
-        }
-        self._asks += ask.values()
-        discovery = Discovery(ask, self._service.set_replicas)
-        await discovery.poll_all()  # Serve sends requests as soon as this returns
-        loads_adapters = [handle for model, handle in handles.items() if config.models[model].adapters_at_run_time]
-        self._adapters = AdapterExchange(self._service.adapters, loads_adapters)
-        await self._adapters.sync()
-        gc.collect()
-        gc.freeze()  # permanent objects: collecting them again would block the event loop
-        self._tasks = [asyncio.create_task(discovery.run()), asyncio.create_task(self._adapters.run())]
-        if shared is not None:
-            self._tasks.append(asyncio.create_task(shared.run()))
-
-    def _stands_by(self) -> bool:
-        return not self._drain.has_served
+        self._tasks = [] if shared is None else [asyncio.create_task(shared.run())]
+        return service
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        from deployments.http.admin_routes import add_scaling_route
         from deployments.http.admission_board import AdmissionBoard
-        from deployments.http.live_metrics import LiveMetrics
-        from deployments.http.middleware.announcer import Announcer
-        from deployments.http.middleware.outcomes import log_requests
+        from deployments.http.announcer import Announcer
+        from deployments.http.outcomes import log_requests
         from deployments.http.routes import make_api
-        from deployments.http.scaling_routes import add_scaling_route
 
         if self._http.access_log:
             log_requests()
-        bound = self._http.max_body_bytes
         keys = self._http.key_ring()
         is_read = bool(os.environ.get("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"))  # by proxies with our middlewares
         board = AdmissionBoard.create(keys.digests) if is_read else None
-        self._live_metrics = LiveMetrics(self._service)
         api = make_api(
             self._service,
             keys=keys,
-            max_body_bytes=bound,
+            max_body_bytes=self._http.max_body_bytes,
             add_request_id=False,  # Serve does
             cors_origins=self._http.cors_origins,
             allowed_hosts=self._http.host_names,
@@ -174,13 +170,13 @@ class CoordinatorIngress:
 
     async def metrics(self) -> "tuple[str, list[Metric]]":
         """Return this coordinator's name and its metrics, for the one that was asked for /metrics."""
-        return self._service.metrics.coordinator, self._live_metrics.own()
+        from deployments.http.live_metrics import own_metrics
+
+        return self._service.metrics.coordinator, own_metrics(self._service)
 
     async def _ask_others(self) -> "list[list[Metric]]":
-        own = self._service.metrics.coordinator
-        coordinators = serve.get_deployment_handle(serve.get_replica_context().deployment, APP_NAME)
-        answers, _ = await answers_of(coordinators.broadcast("metrics"))
-        return [families for name, families in answers if name != own]
+        answers, _ = await answers_of(coordinators().broadcast("metrics"))
+        return [families for name, families in answers if name != self._service.metrics.coordinator]
 
     async def merge_adapters(self, changes: "Adapters") -> "Adapters":
         """Take over which adapters were loaded at another coordinator. Returns all changes that are known here."""

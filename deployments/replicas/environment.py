@@ -1,15 +1,32 @@
-"""What a replica's process has: resources, environment variables, and how it imports and shares its interpreter."""
+"""What Ray and Serve are told of replicas: names, resources, environment variables, and who gets requests."""
 
 import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.configuration.model import ModelConfig
 from engine.model.thread_environment import compute_environment
 
+if TYPE_CHECKING:
+    from actors.replica.roles import Role
+
+APP_NAME = "consort"
+COORDINATOR = "Coordinator"
+LOCAL_COORDINATOR = (
+    "LocalCoordinator"  # of `consort serve`: a proxy keeps its router for a name, and these need another
+)
+LEDGER = "KeyLedger"
+STANDBY_ROUTER = f"{__name__}:StandbyRouter"
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
+
+
+def deployment_name(model: str, role: "Role") -> str:
+    """Return the name of a model's deployment in Serve."""
+    return f"{role.capitalize()}-{model}"
 
 
 def actor_options(model: ModelConfig) -> dict[str, Any]:
@@ -45,3 +62,22 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+class StandbyRouter(FIFOMixin, RequestRouter):
+    """Lets Serve's proxy send every request to one coordinator for as long as it is there; the others stand by.
+
+    Proxies and handles that know the same replicas choose the same one, in whatever order Serve lists them. Serve
+    pickles the class by value.
+    """
+
+    _serving: ReplicaID | None = None
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the replica that serves. Called by Serve for every request."""
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        if self._serving not in by_id:
+            self._serving = min(by_id, key=str)
+        return [[by_id[self._serving]]]

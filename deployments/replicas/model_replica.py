@@ -1,17 +1,22 @@
-"""A replica of a model. Only its constructor imports torch and transformers."""
+"""A replica of a model, and the other ranks of a tensor-parallel one.
+
+Only what runs in their processes imports torch and transformers.
+"""
 
 import gc
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.loops.idle_memory import return_idle_memory
 from deployments.configuration.model import ModelConfig
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
-from deployments.tensor_parallel import start_group
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from actors.wire.messages import Report
     from deployments.endpoints.adapters import AdapterChange
     from engine.heads.spec import HeadsSpec
+    from engine.loading.checkpoint import ModelSpec
+    from engine.loading.tensor_parallel import Rank
 
     Adapters = Mapping[str, AdapterChange]
 
@@ -126,3 +133,36 @@ class ModelReplica:
         replica = self.__dict__.pop("_replica", None)  # missing if the constructor failed
         if replica is not None:
             replica.drain(_DRAIN_S)
+
+
+class RankActor:
+    """A rank other than 0."""
+
+    def follow(self, spec: "ModelSpec", rank: "Rank") -> None:
+        """Run the same forwards as rank 0 until it stops."""
+        from engine.loading.tensor_parallel import follow_in_group
+
+        follow_in_group(spec, rank)
+
+
+def start_group(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple["Rank", list[Any]]:
+    """Start ranks 1, 2, … of the calling replica's model. Returns rank 0 and the actors, which end when released.
+
+    Args:
+        host: this node's address for the other ranks.
+        options: each actor's CPUs, GPUs, resources and environment.
+    """
+    from engine.loading.tensor_parallel import Rank
+
+    with socket.create_server((host, 0)) as probe:
+        port = probe.getsockname()[1]
+    device = "cuda:0" if options.get("num_gpus") else "cpu"  # the index among the GPUs that Ray gives the actor
+    group = get_current_placement_group()
+    assert group is not None
+    actors = []
+    for rank in range(1, spec.tensor_parallel):
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        actor: Any = ray.remote(RankActor).options(scheduling_strategy=strategy, **options).remote()
+        actor.follow.remote(spec, Rank(rank, spec.tensor_parallel, host, port, device))
+        actors.append(actor)
+    return Rank(0, spec.tensor_parallel, host, port, device), actors

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from deployments.configuration.paths import ROOT
-from deployments.http.scaling_routes import ScaleRequest
+from deployments.http.admin_routes import ScaleRequest
 from tests.cluster.fleet import ADDRESSES, SERVERS, Fleet
 
 _CLUSTER = "/run/home/cluster.yaml"

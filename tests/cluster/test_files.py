@@ -20,7 +20,7 @@ from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.model import ScalingConfig
 from deployments.configuration.paths import ROOT
 from deployments.http.proxy import CALLBACK
-from deployments.replicas.names import COORDINATOR, deployment_name
+from deployments.replicas.environment import COORDINATOR, deployment_name
 from deployments.scaling.controller import with_fixed_count
 from deployments.scaling.policy import scale
 from setup import DATA_FOLDERS, PACKAGE, SHIPPED, checkout_layout

@@ -8,7 +8,7 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint

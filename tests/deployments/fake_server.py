@@ -9,14 +9,14 @@ from typing import Any
 
 import uvicorn
 
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
-from deployments.http.middleware.outcomes import log_requests
+from deployments.http.admin_routes import add_scaling_route
+from deployments.http.outcomes import log_requests
 from deployments.http.routes import make_api
-from deployments.http.scaling_routes import add_scaling_route
 from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE
 

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from actors.coordinator.request import Delta, Request
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.loading import load_endpoints

@@ -15,8 +15,8 @@ from cli.serving.cluster import serving
 from cli.serving.progress import StartProgress
 from deployments.client import Client
 from deployments.configuration.config import TINY_CONFIG, load_config
+from deployments.replicas.environment import APP_NAME
 from deployments.replicas.model_replica import ReplicaStatus
-from deployments.replicas.names import APP_NAME
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from cli.serving.cluster import serving
 from deployments.configuration.config import TINY_CONFIG, load_config, parse_config
 from deployments.configuration.paths import ROOT
-from deployments.replicas.names import APP_NAME, COORDINATOR
+from deployments.replicas.environment import APP_NAME, COORDINATOR
 from tests.support.waiting import wait_until
 
 API_KEYS = {

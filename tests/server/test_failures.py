@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from cli.serving.cluster import start_standby
-from deployments.replicas.names import APP_NAME, LOCAL_COORDINATOR
+from deployments.replicas.environment import APP_NAME, LOCAL_COORDINATOR
 from deployments.scaling.controller import set_replicas
 from tests.deployments.bad_input import CASES
 from tests.server.conftest import Server, requests_by_coordinator

@@ -11,8 +11,8 @@ from actors.wire.addresses import ReplicaAddress
 from decoding.errors import DeadlineError, OverloadedError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission
-from deployments.admission.limits import Limits, limits_of
-from deployments.admission.ticket import Sink
+from deployments.admission.bounds import Limits, limits_of
+from deployments.admission.fair_queue import Sink
 from deployments.configuration.api_keys import ApiKey
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ScalingConfig
@@ -276,7 +276,7 @@ def test_replicas_that_come_do_not_wait_for_an_answer_to_end() -> None:
 
 def test_the_bound_follows_the_memory_and_the_slots_that_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_memory(free_bytes: int) -> None:
-        monkeypatch.setattr("deployments.admission.limits.free_host_bytes", lambda: free_bytes)
+        monkeypatch.setattr("deployments.admission.bounds.free_host_bytes", lambda: free_bytes)
 
     config = load_config(TINY_CONFIG)
     give_memory(16 * 2**30)

@@ -16,8 +16,8 @@ from actors.coordinator.request import Request
 from decoding.errors import OverloadedError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission
-from deployments.admission.limits import Limits
-from deployments.admission.ticket import Sink
+from deployments.admission.bounds import Limits
+from deployments.admission.fair_queue import Sink
 from deployments.configuration.api_keys import ApiKey
 from tests.deployments.admission.test_admission import ENDPOINT, nothing
 

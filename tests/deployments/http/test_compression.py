@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.config import parse_config
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint

@@ -17,15 +17,15 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from actors.coordinator.request import Delta, Request
+from deployments.admission.bounds import Limits
 from deployments.admission.key_bounds import KeyRates, Reached, Use
-from deployments.admission.limits import Limits
 from deployments.configuration.api_keys import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
+from deployments.http.announcer import Announcer
+from deployments.http.doorkeeper import BOARD, PASSED, Doorkeeper
 from deployments.http.drain import Drain
-from deployments.http.middleware.announcer import Announcer
-from deployments.http.middleware.doorkeeper import BOARD, PASSED, Doorkeeper
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.deployments.http.test_overload import Families

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from actors.loops.options import LoopOptions
 from decoding.errors import ConfigError
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.endpoints.endpoint import ServedEndpoint

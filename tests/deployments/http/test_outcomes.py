@@ -18,13 +18,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import DeadlineError, UnavailableError
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.middleware.outcomes import OutcomeMiddleware
+from deployments.http.outcomes import OutcomeMiddleware
 from deployments.http.routes import make_api
-from deployments.monitoring.outcome import Outcome
+from deployments.monitoring.metrics import Outcome
 from deployments.replicas.coordinator import DisconnectMiddleware
 from tests.deployments.fake_coordinator import FakeCoordinator
 

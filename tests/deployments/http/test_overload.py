@@ -15,11 +15,11 @@ from starlette.types import Message
 from actors.coordinator.request import Delta, Request
 from benchmarks.serving.agreement import Agreement, MetricsMeter, Pair
 from benchmarks.serving.http_exchange import Exchange
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.arrival import REQUEST_START, arrival_header
-from deployments.http.live_metrics import LiveMetrics
+from deployments.http.head import REQUEST_START, arrival_header
+from deployments.http.live_metrics import own_metrics
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.support import virtual_time
@@ -68,10 +68,10 @@ class Families(Collector):
     """A service's own metrics as a registry reads them."""
 
     def __init__(self, service: Service) -> None:
-        self._metrics = LiveMetrics(service)
+        self._service = service
 
     def collect(self) -> Any:
-        return self._metrics.own()
+        return own_metrics(self._service)
 
 
 async def overload(endpoints: dict[str, ServedEndpoint], *, times: float, seconds: float) -> tuple[Agreement, int]:

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http import proxy
-from deployments.http.arrival import REQUEST_START, seconds_since_arrival
-from deployments.http.middleware.doorkeeper import Doorkeeper
+from deployments.http.doorkeeper import Doorkeeper
+from deployments.http.head import REQUEST_START, seconds_since_arrival
 from deployments.http.proxy import CoordinatorLossMiddleware
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from actors.coordinator.loop import Coordinator
 from actors.wire.link import LocalExchange
 from decoding.errors import UnavailableError
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import ServedEndpoint

@@ -13,13 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
+from deployments.http.live_metrics import exposition, with_coordinator
 from deployments.http.routes import make_api
-from deployments.monitoring.exposition import exposition, with_coordinator
-from deployments.monitoring.metrics import Metrics
-from deployments.monitoring.outcome import ANSWERED
+from deployments.monitoring.metrics import Metrics, Outcome
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 
 _USUAL = ("model_name", "engine", "coordinator")
@@ -329,7 +328,7 @@ def test_series_of_several_coordinators_add_up() -> None:
     for name, answered in (("first", 2), ("second", 3)):
         metrics = Metrics(name)
         for _ in range(answered):
-            metrics.record_outcome("consort", "alice", ANSWERED)
+            metrics.record_outcome("consort", "alice", Outcome())
         parts.append(with_coordinator(metrics.families(), name))
     families = {family.name: family for family in text_string_to_metric_families(exposition(parts).decode())}
     totals = [sample for sample in families["consort:requests"].samples if sample.name.endswith("_total")]

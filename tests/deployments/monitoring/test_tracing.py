@@ -16,7 +16,7 @@ from actors.coordinator.request import Delta, Request, Statistics
 from actors.coordinator.timeline import Timeline
 from actors.replica.in_process import Engine
 from decoding.errors import ConfigError, UnavailableError
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import KeyRing, key_of
 from deployments.configuration.http import TracingConfig
 from deployments.endpoints.endpoint import ServedEndpoint

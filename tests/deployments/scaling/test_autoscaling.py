@@ -12,7 +12,7 @@ from ray import cloudpickle
 from actors.loops.thread import LoopTimes
 from actors.wire.messages import Report
 from deployments.admission.admission import Admission
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.scaling import policy as autoscaling
 from deployments.scaling.load_meter import LoadMeter
 from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale

@@ -1,21 +1,26 @@
-"""The routes that load and unload adapters, by vLLM's names. Knows Serve only as a function to call."""
+"""The routes for administrators: adapters, by vLLM's names, and the number of replicas."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from decoding.errors import InvalidRequestError
 from deployments.apis.errors import ErrorBody
 from deployments.configuration.values import Name
 from deployments.endpoints.adapters import RunTimeAdapters
-from deployments.fields.strict import StrictModel
-from deployments.http.middleware.gate import admins_only
+from deployments.fields.strict import StrictModel, nearest
+from deployments.http.gate import admins_only
+
+if TYPE_CHECKING:
+    from actors.replica.roles import Role
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 503)}
 Share = Callable[[], Awaitable[None]]
+SetReplicas = Callable[[str, int], Awaitable[None]]  # model, replicas
 
 
 class LoadAdapterRequest(StrictModel):
@@ -38,11 +43,21 @@ class UnloadAdapterRequest(StrictModel):
     lora_int_id: int | None = Field(None, description="Ignored: vLLM's number.")
 
 
-async def share_with_nobody() -> None:
-    """Do nothing: there is no other coordinator."""
+class ScaleRequest(StrictModel):
+    """Body of POST /scale."""
+
+    model: str = Field(description="A model of the configuration, not an endpoint.")
+    replicas: Annotated[int, Field(ge=0, le=10_000)] = Field(description="How many; drafters can do with 0.")
 
 
-def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share) -> None:
+class Scaled(BaseModel):
+    """Response of POST /scale: what will be done."""
+
+    model: str
+    replicas: int
+
+
+def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share | None) -> None:
     """Add POST /v1/load_lora_adapter and /v1/unload_lora_adapter. share: tells other coordinators of a change."""
 
     def permitted(request: Request) -> None:
@@ -50,6 +65,10 @@ def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share) ->
         if not adapters.are_allowed:
             reason = "no adapters may be loaded or unloaded here; set models.NAME.adapters_at_run_time"
             raise HTTPException(HTTPStatus.FORBIDDEN, reason)
+
+    async def tell_others() -> None:
+        if share is not None:
+            await share()
 
     options: dict[str, Any] = {
         "responses": _ERRORS,
@@ -62,12 +81,28 @@ def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share) ->
         """Load LoRA weights that requests may then name as `model`."""
         parent = body.base_model_name or getattr(request.state, "endpoint", None)
         await adapters.load(body.lora_name, body.lora_path, parent=parent, replace=body.load_inplace)
-        await share()
+        await tell_others()
         return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
     @api.post("/v1/unload_lora_adapter", **options)
     async def unload(body: UnloadAdapterRequest) -> str:
         """Unload LoRA weights. Requests in progress end with them; new ones get 404."""
         await adapters.unload(body.lora_name)
-        await share()
+        await tell_others()
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+
+
+def add_scaling_route(api: FastAPI, roles: Mapping[str, "Role"], set_replicas: SetReplicas) -> None:
+    """Add POST /scale. roles: role by model."""
+
+    @api.post("/scale", responses=_ERRORS, dependencies=[Depends(admins_only)])
+    async def scale(body: ScaleRequest) -> Scaled:
+        """Set how many replicas a model has. No request is lost when replicas come or go."""
+        if body.model not in roles:
+            raise InvalidRequestError(
+                f"model: there is no model {body.model!r}; {nearest(body.model, roles)}", field="model"
+            )
+        if body.replicas == 0 and roles[body.model] != "drafter":
+            raise InvalidRequestError("replicas: is 0, but a target needs 1 or more", field="replicas")
+        await set_replicas(body.model, body.replicas)
+        return Scaled(model=body.model, replicas=body.replicas)

@@ -5,12 +5,12 @@ import asyncio
 from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.middleware.early_refusal import EarlyRefusal
-from deployments.http.middleware.paths import WORKING
+from deployments.http.bodies import EarlyRefusal
+from deployments.http.head import WORKING
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 

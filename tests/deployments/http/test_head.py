@@ -5,7 +5,7 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from deployments.apis.errors import install_error_handlers
-from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
+from deployments.http.head import BaseUrls, base_url_names, resolve_model
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from actors.wire.addresses import PROTOCOL, ReplicaAddress
 from decoding.errors import UnavailableError
-from deployments.discovery import Discovery, ReplicaAddresses
-from deployments.replicas import address_query
-from deployments.replicas.address_query import AddressQuery
+from deployments.replicas import discovery as discovery_module
+from deployments.replicas.discovery import AddressQuery, Discovery, ReplicaAddresses
 from deployments.replicas.model_replica import ReplicaAnswer
 
 A, B, C = ReplicaAddress("large-1", "large"), ReplicaAddress("small-1", "small"), ReplicaAddress("large-2", "large")
@@ -187,7 +186,7 @@ def test_a_coordinator_that_stands_by_is_not_counted() -> None:
 
 
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_query, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(discovery_module, "_TIMEOUT_S", 0.1)
 
     async def sound() -> ReplicaAnswer:
         return ReplicaAnswer(A, 1)

@@ -13,12 +13,11 @@ from deployments.admission.admission import Room
 from deployments.configuration.api_keys import ApiKey, KeyRing
 from deployments.endpoints.service import Service
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
+from deployments.http.doorkeeper import BOARD, PASSED, STALE_S
 from deployments.http.drain import Drain
-from deployments.http.middleware.doorkeeper import BOARD, PASSED, STALE_S
-from deployments.http.middleware.gate import authorization_of
-from deployments.http.middleware.outcomes import log_refused
-from deployments.http.middleware.paths import is_generating
-from deployments.monitoring.outcome import Outcome
+from deployments.http.head import authorization_of, is_generating
+from deployments.http.outcomes import log_refused
+from deployments.monitoring.metrics import Outcome
 
 _LEAST_S = 0.02  # between two rounds
 _MOST_S = STALE_S / 12  # while keys are in use, although nothing has changed

@@ -15,9 +15,7 @@ from decoding.errors import OverloadedError
 from deployments.apis.errors import anthropic_body, body_of, error_response
 from deployments.configuration.api_keys import secret_digest
 from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
-from deployments.http.middleware.anthropic_errors import is_messages_path
-from deployments.http.middleware.gate import authorization_of, request_id_of
-from deployments.http.middleware.paths import is_generating
+from deployments.http.head import authorization_of, is_anthropic, is_generating, request_id_of
 
 PASSED = "x-consort-passed"  # request header: the proxy's random number, and the request's among those of its key
 BOARD = "x-consort-board"  # response header: the name of the coordinator's board
@@ -118,7 +116,7 @@ class Doorkeeper:
 
 def _response(error: OverloadedError, path: str, request_id: str) -> JSONResponse:
     response = error_response(error)
-    if is_messages_path(path):
+    if is_anthropic(path):
         content = anthropic_body(body_of(error), response.status_code)
         response = JSONResponse(content, response.status_code, {"Retry-After": str(error.retry_after_s)})
     response.headers["X-Request-Id"] = request_id

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.replicas.standby_router import StandbyRouter
+from deployments.replicas.environment import StandbyRouter
 
 
 def test_one_replica_serves_for_as_long_as_it_is_there() -> None:

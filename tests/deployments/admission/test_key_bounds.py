@@ -7,8 +7,8 @@ import pytest
 
 from decoding.errors import OverloadedError
 from deployments.admission.admission import Admission
-from deployments.admission.limits import Limits
-from deployments.admission.rate_limit import RateLimit
+from deployments.admission.bounds import Limits
+from deployments.admission.key_bounds import RateLimit
 from deployments.configuration.api_keys import ApiKey
 from tests.deployments.admission.test_admission import Backend, nothing, request
 

@@ -9,10 +9,9 @@ import pytest
 
 from decoding.errors import OverloadedError
 from deployments.admission.admission import Admission
+from deployments.admission.bounds import Limits
 from deployments.admission.key_bounds import Use
-from deployments.admission.key_ledger import Account, Ask, KeyLedger, Settlement
-from deployments.admission.limits import Limits
-from deployments.admission.shared_limits import SharedLimits
+from deployments.admission.key_ledger import Account, Ask, KeyLedger, Settlement, SharedLimits
 from deployments.configuration.api_keys import ANYBODY, ApiKey
 from tests.deployments.admission.test_admission import Backend, nothing, request
 
@@ -23,6 +22,10 @@ WIDE = ApiKey("wide", max_tokens=40)
 FREE = ApiKey("free", weight=3)
 
 
+def settle(ledger: KeyLedger, account: Account) -> Settlement:
+    return asyncio.run(ledger.settle(account))
+
+
 def account(name: str, *asks: Ask, held: int = 0, begun: int = 0) -> Account:
     return Account(name, {"four": Use(held, 0)}, {"slow": Use(begun, 0)}, asks)
 
@@ -31,18 +34,18 @@ def test_a_dead_coordinators_requests_no_longer_count() -> None:
     now_s = [0.0]
     ledger = KeyLedger([FOUR], clock=lambda: now_s[0])
     ask = Ask("four", Use(1, 10))
-    assert ledger.settle(account("a", held=4)).coordinators == 1
-    answer = ledger.settle(account("b", ask))
+    assert settle(ledger, account("a", held=4)).coordinators == 1
+    answer = settle(ledger, account("b", ask))
     assert answer.coordinators == 2
     assert answer.refusals[0] is not None
     now_s[0] = 5.5
-    assert ledger.settle(account("b", ask)) == Settlement([None], 1)
+    assert settle(ledger, account("b", ask)) == Settlement([None], 1)
 
 
 def test_a_new_ledger_learns_what_is_in_progress() -> None:
     ledger = KeyLedger([FOUR])
-    ledger.settle(account("a", held=3))
-    first, second = ledger.settle(account("b", Ask("four", Use(1)), Ask("four", Use(1)))).refusals
+    settle(ledger, account("a", held=3))
+    first, second = settle(ledger, account("b", Ask("four", Use(1)), Ask("four", Use(1)))).refusals
     assert first is None
     assert second is not None
     assert second.error().bound == "key_max_requests"
@@ -50,8 +53,8 @@ def test_a_new_ledger_learns_what_is_in_progress() -> None:
 
 def test_what_began_without_asking_counts_in_the_minute() -> None:
     ledger = KeyLedger([SLOW], clock=lambda: 100.0)
-    ledger.settle(account("a", begun=9))
-    answers = ledger.settle(account("b", Ask("slow", Use(1)), Ask("slow", Use(1)), Ask("free", Use(99)))).refusals
+    settle(ledger, account("a", begun=9))
+    answers = settle(ledger, account("b", Ask("slow", Use(1)), Ask("slow", Use(1)), Ask("free", Use(99)))).refusals
     assert [refusal is None for refusal in answers] == [True, False, True]
 
 
@@ -76,7 +79,7 @@ class Coordinators:
         await asyncio.sleep(0)
         if not self.is_up:
             raise ConnectionError("gone")
-        return self.ledger.settle(account)
+        return await self.ledger.settle(account)
 
     async def submit(self, index: int, key: ApiKey, *, tokens: int = 10, admitted: bool = False) -> int | None:
         """Begin a request at a coordinator. Return its number, or None if it was refused."""

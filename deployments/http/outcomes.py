@@ -1,4 +1,4 @@
-"""Outermost middleware: how each HTTP request ended, for the access log and the metrics. Knows no fields."""
+"""How each request ended: for the access log, for the metrics, and as an error in the format of its API."""
 
 import json
 import logging
@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.arrival import seconds_since_arrival
-from deployments.http.middleware.paths import is_work
-from deployments.monitoring.outcome import ABORTED, ANSWERED, Outcome
+from deployments.apis.errors import ErrorBody, anthropic_body
+from deployments.http.head import is_anthropic, is_work, seconds_since_arrival
+from deployments.monitoring.metrics import Outcome
 
 Record = Callable[[str, str, Outcome], None]  # endpoint, name of the API key, outcome
 _REASONS = {HTTPStatus.UNAUTHORIZED: "unauthorized", HTTPStatus.SERVICE_UNAVAILABLE: "unavailable"}
@@ -101,8 +101,36 @@ def _outcome(status: int, error: Exception | None, *, has_ended: bool) -> Outcom
     if error is not None:
         return Outcome.from_error(error)
     if not has_ended:
-        return ABORTED
+        return Outcome("aborted")  # its client hung up
     if status < HTTPStatus.BAD_REQUEST:
-        return ANSWERED
+        return Outcome()
     default = "invalid_request" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "internal_error"
     return Outcome(_REASONS.get(HTTPStatus(status), default))
+
+
+class AnthropicErrors:
+    """ASGI middleware that rewrites errors of Anthropic's API in its format, wherever they arise."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_anthropic(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        start: Message | None = None
+
+        async def send_on(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                start = message  # its length changes with the body
+                return
+            if start is not None:
+                error = ErrorBody.model_validate_json(message["body"])
+                body = json.dumps(anthropic_body(error, start["status"])).encode()
+                MutableHeaders(scope=start)["Content-Length"] = str(len(body))
+                message = {"type": "http.response.body", "body": body}
+                await send(start)
+            await send(message)
+
+        await self._app(scope, receive, send_on)

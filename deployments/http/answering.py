@@ -1,0 +1,165 @@
+"""Responds to a request for text: with a whole answer, or with a stream of server-sent events.
+
+Answers are written without blocking the event loop: large ones in a thread, others in slices.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from itertools import islice
+from typing import Protocol, TypeVar
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from actors.coordinator import request as actors_request
+from actors.coordinator.request import Delta
+from decoding.errors import ConsortError
+from deployments.apis.decoder import TokenDecoder
+from deployments.apis.resumable import LAST_EVENT_ID, ResumableWriter
+from deployments.apis.writer import AnswerIdentity, Writer
+from deployments.endpoints.bounds import count_reported_tokens
+from deployments.endpoints.resumption import last_event, may_resume
+from deployments.endpoints.service import EventBatch, Service, answer_events
+from deployments.fields.generation import GenerationRequest
+from deployments.http.head import resolve_model
+from deployments.strategies.deliberation import Outcome, Progress
+
+_MOST_REPORTED_TOKENS = 2000  # answers that report more are written in a thread
+_SMALL_ANSWER = 2000  # tokens; larger whole answers are written in a thread
+_SLICE = 32  # events that are written without a pause
+_SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_Body = TypeVar("_Body", bound=GenerationRequest, contravariant=True)
+
+
+class MakeWriter(Protocol[_Body]):
+    """Makes the writer of an API's answers."""
+
+    def __call__(
+        self,
+        body: _Body,
+        requests: list[actors_request.Request],
+        decoder: TokenDecoder,
+        *,
+        identity: AnswerIdentity,
+    ) -> Writer: ...
+
+
+async def answer(
+    service: Service, request: Request, body: _Body, make_writer: MakeWriter[_Body], thread: ThreadPoolExecutor
+) -> Response:
+    """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status.
+
+    thread: for answers that may take long to write.
+    """
+    state = request.state
+    body.model = resolve_model(body.model, request)
+    served = service.endpoint(body.model)
+    state.endpoint, state.ignored = served.name, served.ignored_fields(body)
+    last_id = request.headers.get(LAST_EVENT_ID)
+    resumable = last_id is not None and may_resume(body, served)
+    after = last_event(last_id, body, resumable=resumable)
+    identity = AnswerIdentity.new(body.seed_or_new()) if after is None else after.identity
+    requests = await service.prepare(body, seed=identity.seed, key=state.key)
+
+    def make() -> Writer:
+        writer = make_writer(body, requests, served.token_decoder, identity=identity)
+        return ResumableWriter(writer, identity, len(requests), after) if resumable else writer
+
+    if state.large or count_reported_tokens(body, requests) > _MOST_REPORTED_TOKENS:
+        writer = await asyncio.get_running_loop().run_in_executor(thread, make)
+        renderer = _Renderer(writer, thread)
+    else:
+        renderer = _Renderer(make(), None)
+    headers = service.cache_headers(requests)
+    state.leave()  # counted as submitted from here
+    batches = answer_events(
+        *(service, served, requests),
+        key=state.key,
+        priority=body.priority or 0,
+        arrived_s=state.arrived_s,
+        streamed=bool(body.stream),
+    )
+    if not body.stream:
+        async with aclosing(batches):
+            async for batch in batches:
+                await renderer.add(batch)
+        return Response(await renderer.whole(), media_type="application/json", headers=headers)
+    events = _events(request, await anext(batches), batches, renderer)
+    return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS | headers)
+
+
+async def _events(
+    request: Request, first: EventBatch, rest: AsyncGenerator[EventBatch, None], renderer: "_Renderer"
+) -> AsyncGenerator[str, None]:
+    """Server-sent events of an answer. An error in mid-stream becomes the last event."""
+    async with aclosing(rest):
+        try:
+            yield await renderer.begin() + await renderer.add(first)
+            async for batch in rest:
+                yield await renderer.add(batch)
+        except Exception as error:
+            if not isinstance(error, ConsortError):
+                _logger.exception("a stream failed")
+            request.state.error = error
+            yield await renderer.fail(error)
+            return
+        yield await renderer.end()
+
+
+class _Renderer:
+    """Calls the writer of one answer, one call at a time."""
+
+    def __init__(self, writer: Writer, thread: ThreadPoolExecutor | None) -> None:
+        """thread: for an answer whose parts may take long to write; None: parts are written in the event loop."""
+        self._writer, self._thread = writer, thread
+        self._tokens = 0
+
+    async def begin(self) -> str:
+        return await self._call(self._writer.begin)
+
+    async def add(self, batch: EventBatch) -> str:
+        """Add a batch of events; return the stream's text for it."""
+        texts, events = [], iter(batch)
+        while part := list(islice(events, _SLICE)):
+            texts.append(await self._call(lambda part=part: "".join(self._write(part))))  # type: ignore[misc]
+            if len(part) == _SLICE:
+                await asyncio.sleep(0)  # let other tasks run
+        return "".join(texts)
+
+    async def end(self) -> str:
+        return await self._call(self._writer.end)
+
+    async def fail(self, error: Exception) -> str:
+        return await self._call(lambda: self._writer.fail(error))
+
+    async def whole(self) -> bytes:
+        def write() -> bytes:
+            return msgspec.json.encode(self._writer.whole())
+
+        if self._thread is None and self._tokens > _SMALL_ANSWER:
+            return await asyncio.to_thread(write)
+        return await self._call(write)
+
+    async def _call(self, work: Callable[[], _Result]) -> _Result:
+        if self._thread is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _write(self, batch: EventBatch) -> Iterator[str]:
+        for index, event in batch:
+            match event:
+                case Outcome():
+                    self._tokens += len(event.delta.tokens)
+                    yield self._writer.add_progress(index, event) + self._writer.add(index, event.delta)
+                case Progress():
+                    yield self._writer.add_progress(index, event)
+                case Delta():
+                    self._tokens += len(event.tokens)
+                    yield self._writer.add(index, event)

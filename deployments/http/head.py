@@ -1,0 +1,108 @@
+"""What a request's head says: whether it is work and for which endpoint, its key, its id, its length, when it came."""
+
+import re
+import secrets
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from decoding.errors import InvalidRequestError
+
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+WORKING = (*GENERATING, "/tokenize", "/detokenize", "/compress", "/v1/messages/count_tokens")
+_ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+REQUEST_ID = "X-Request-Id"
+REQUEST_START = "x-request-start"  # when the request came to the proxy, as load balancers name it
+_GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_LONGEST_S = 60.0  # on the way; more is another machine's wrong clock
+
+
+def is_work(scope: Scope) -> bool:
+    """Whether a request makes text or tokens. A base URL's name may precede the path."""
+    path: str = scope.get("path", "")
+    return scope["type"] == "http" and scope["method"] == "POST" and path.endswith(WORKING)
+
+
+def is_generating(scope: Scope) -> bool:
+    """Whether a request makes text."""
+    return is_work(scope) and scope["path"].endswith(GENERATING)
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether the path belongs to Anthropic's API, whose errors have another format."""
+    return path.endswith(_ANTHROPIC)
+
+
+class BaseUrls:
+    """ASGI middleware that routes /NAME/v1/… as /v1/…, with the endpoint NAME, or None, in the request's state."""
+
+    def __init__(self, app: ASGIApp, *, names: Mapping[str, str]) -> None:
+        """names: endpoint by the name that URLs have."""
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            start = max(0, path.find("/v1/", 2))
+            name = self._names.get(path[1:start])
+            scope.setdefault("state", {})["endpoint"] = name
+            if name is not None:
+                scope = {**scope, "path": path[start:], "raw_path": path[start:].encode()}
+        await self._app(scope, receive, send)
+
+
+def base_url_names(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Endpoint by the names that may precede /v1: its own, and its kind's for the first endpoint of a kind.
+
+    kinds: kind by endpoint. An endpoint's own name goes before a kind of that name.
+    """
+    firsts = {kind: name for name, kind in reversed(list(kinds.items()))}
+    return firsts | {name: name for name in kinds}
+
+
+def resolve_model(model: str, request: Request) -> str:
+    """Endpoint that a request is for, named by `model` or by its base URL.
+
+    Raises:
+        InvalidRequestError: neither names it, or they differ.
+    """
+    own: str | None = getattr(request.state, "endpoint", None)
+    if not model and own is None:
+        raise InvalidRequestError("model: is required", field="model")
+    if model and own is not None and model != own:
+        raise InvalidRequestError(f"model: is {model!r}, but this base URL is of {own!r}; leave it out", field="model")
+    return model or own or ""
+
+
+def authorization_of(headers: Headers) -> str | None:
+    """The Authorization header, or the API key as Anthropic's clients send it."""
+    key = headers.get("X-Api-Key")
+    return headers.get("Authorization") or (None if key is None else f"Bearer {key}")
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's request id if it is safe to repeat, or a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _GOOD_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def content_length(headers: Headers) -> int | None:
+    """How many bytes the body has, by its header; None: unknown."""
+    length = headers.get("Content-Length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else None
+
+
+def arrival_header(now_s: float) -> str:
+    """Return the header's value. now_s: by the wall clock, which machines share."""
+    return f"t={now_s:.6f}"
+
+
+def seconds_since_arrival(headers: Mapping[str, str], now_s: float) -> float:
+    """Return for how long a request has been on the way; 0 without the header, or with one that can't be right."""
+    try:
+        passed_s = now_s - float(headers.get(REQUEST_START, "").removeprefix("t="))
+    except ValueError:
+        return 0.0
+    return passed_s if 0 <= passed_s <= _LONGEST_S else 0.0

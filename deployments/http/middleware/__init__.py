@@ -1,1 +1,0 @@
-"""ASGI middleware: what every request passes before its route. Knows no routes."""
