@@ -1,18 +1,18 @@
 """A small HTTP client for the commands: JSON requests, JSON or event-stream responses."""
 
 import json
+import re
 import socket
 import ssl
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
+
+import httpx
 
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 from deployments.fields.loopback import is_loopback
@@ -33,6 +33,7 @@ _CALLERS_FAULT = {
 }
 _TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
 _STREAMED = {"timeout_error": HTTPStatus.REQUEST_TIMEOUT, "rate_limit_error": HTTPStatus.TOO_MANY_REQUESTS}
+_KEEP_ALIVE = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may be lost without a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,34 +66,6 @@ class _Progress:
         return self.has_begun and self.last_id is not None and (self.last_id != _NO_EVENT or not self.has_passed_on)
 
 
-class _Connection(HTTPConnection):
-    """Gives up soon where nobody listens. `timeout` is for what comes after; None: wait for ever."""
-
-    def connect(self) -> None:
-        timeout_s, self.timeout = self.timeout, _CONNECT_TIMEOUT_S
-        super().connect()
-        self.sock.settimeout(timeout_s)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may be lost without a word
-
-
-class _TlsConnection(_Connection, HTTPSConnection):
-    """The same over TLS."""
-
-
-class _HttpHandler(urllib.request.HTTPHandler):
-    def http_open(self, request: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(_Connection, request)
-
-
-class _HttpsHandler(urllib.request.HTTPSHandler):
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
-        super().__init__()
-        self._tls = tls
-
-    def https_open(self, request: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(partial(_TlsConnection, context=self._tls), request)
-
-
 class Client:
     """A client of one server."""
 
@@ -106,12 +79,16 @@ class Client:
         local: the server is on this machine, though its address is not of the loopback interface: ask no proxy.
         """
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-        handlers: list[urllib.request.BaseHandler] = [_HttpHandler(), _HttpsHandler(tls)]
-        if local or is_loopback(urllib.parse.urlsplit(self.url).hostname or ""):
-            handlers.append(urllib.request.ProxyHandler({}))  # http_proxy is for other machines
-        self._opener = urllib.request.build_opener(*handlers)
-        api_key = (api_key or "").strip()  # files and shells add line ends
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        transport = httpx.HTTPTransport(
+            verify=tls or ssl.create_default_context(),
+            proxy=None if local else _proxy_for(self.url),
+            limits=httpx.Limits(max_keepalive_connections=0),  # a server may close what is idle, just as it is used
+            socket_options=[_KEEP_ALIVE],
+        )
+        headers = {"Accept-Encoding": "identity"}
+        if key := (api_key or "").strip():  # files and shells add line ends
+            headers["Authorization"] = f"Bearer {key}"
+        self._http = httpx.Client(transport=transport, headers=headers, follow_redirects=True)
 
     def get(self, path: str) -> Reply:
         """Send a GET request; raises UnavailableError without a JSON response, or after 120 s of silence."""
@@ -127,22 +104,11 @@ class Client:
             try:
                 return self._request(path, body)
             except UnavailableError as error:
-                if broken_s is None and isinstance(error.__cause__, ConnectionError | HTTPException):
+                if broken_s is None and _has_broken(error.__cause__):
                     broken_s = time.monotonic()
                 if path not in _REPEATABLE or broken_s is None or time.monotonic() - broken_s > _PATIENCE_S:
                     raise
                 time.sleep(_PAUSE_S)
-
-    def _request(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
-        try:
-            with self._open(path, body) as response:
-                return Reply(response.status, json.load(response))
-        except urllib.error.HTTPError as error:
-            return _reply(error)
-        except TimeoutError as error:
-            raise UnavailableError(f"{self.url}{path}: the server has not answered in time") from error
-        except (OSError, HTTPException, ValueError) as error:
-            raise self._unreachable(error) from error
 
     def document(self, path: str) -> Any:
         """Return the JSON document at a path.
@@ -174,13 +140,25 @@ class Client:
             try:
                 for data in self._events(path, body, progress):
                     broken_s = None
-                    yield self._checked(path, json.loads(data))
+                    yield self._event(path, json.loads(data))
                 return
             except _BrokenOffError as broken:
                 broken_s = broken_s or time.monotonic()
                 if not progress.can_go_on or time.monotonic() - broken_s > _PATIENCE_S:
                     raise broken.reason from broken
                 time.sleep(_PAUSE_S)
+
+    def _request(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
+        timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S, read=_GET_TIMEOUT_S if body is None else None)
+        try:
+            response = self._http.request(
+                "GET" if body is None else "POST", self.url + path, json=body, timeout=timeout
+            )
+            return _reply(response)
+        except httpx.ReadTimeout as error:
+            raise UnavailableError(f"{self.url}{path}: the server has not answered in time") from error
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise self._unreachable(error) from error
 
     def _events(self, path: str, body: Mapping[str, object], progress: _Progress) -> Iterator[str]:
         """Yield the data of events after `progress`, up to [DONE].
@@ -189,39 +167,38 @@ class Client:
             _BrokenOffError: the server can't be reached, can't answer now, or has not answered to the end.
             ConsortError: it refused the request.
         """
+        headers = {} if progress.last_id is None else {"Last-Event-ID": progress.last_id}
+        timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+        broken: Exception | None = None
         try:
-            with self._open(path, {**body, "stream": True}, progress.last_id) as response:
-                progress.has_begun, last_id = True, progress.last_id
-                for line in response:
-                    field, _, data = line.decode().strip().partition(":")
-                    if field == "id":
-                        last_id = data.strip()
-                    if field != "data" or not line.endswith(b"\n"):
-                        continue  # a comment, an event's name or end, or a part of a line
-                    if data.strip() == "[DONE]":
-                        return
-                    progress.last_id, progress.has_passed_on = last_id, True
-                    yield data
-        except urllib.error.HTTPError as error:
-            refusal = self._error(path, _reply(error))
-            raise (_BrokenOffError(refusal) if error.code in _TRY_AGAIN else refusal) from error
-        except urllib.error.URLError as error:
+            with self._http.stream(
+                "POST", self.url + path, json={**body, "stream": True}, headers=headers, timeout=timeout
+            ) as response:
+                if not response.is_success:
+                    response.read()
+                    refusal = self._error(path, _reply(response))
+                    raise _BrokenOffError(refusal) if response.status_code in _TRY_AGAIN else refusal
+                progress.has_begun = True
+                rest = b""
+                for chunk in response.iter_bytes():
+                    *events, rest = (rest + chunk).split(b"\n\n")
+                    for event in events:
+                        lines = (line.partition(":") for line in event.decode().split("\n"))
+                        fields = {name: value.strip() for name, _, value in lines}
+                        if fields.get("data") == "[DONE]":
+                            return
+                        if "data" in fields:
+                            progress.last_id, progress.has_passed_on = fields.get("id", progress.last_id), True
+                            yield fields["data"]
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise _BrokenOffError(self._unreachable(error)) from error
-        except (OSError, HTTPException) as error:
-            raise _BrokenOffError(UnavailableError(f"{self.url}{path}: the stream broke off: {error}")) from error
-        raise _BrokenOffError(UnavailableError(f"{self.url}{path}: the stream broke off"))
-
-    def _open(self, path: str, body: Mapping[str, object] | None = None, last_event: str | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
-        if last_event is not None:
-            headers = {**headers, "Last-Event-ID": last_event}
-        request = urllib.request.Request(self.url + path, data, headers)
-        return self._opener.open(request, timeout=_GET_TIMEOUT_S if body is None else None)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            broken = error
+        reason = f"{self.url}{path}: the stream broke off" + (f": {broken}" if broken else "")
+        raise _BrokenOffError(UnavailableError(reason)) from broken
 
     def _unreachable(self, error: Exception) -> UnavailableError:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        reason = getattr(reason, "strerror", None) or reason
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error))
         return UnavailableError(f"no Consort server answers at {self.url} ({reason}); `consort serve` starts one")
 
     def _error(self, path: str, reply: Reply) -> ConsortError:
@@ -240,21 +217,35 @@ class Client:
             case _:
                 return UnavailableError(message, retry_after_s=reply.retry_after_s or 5)
 
-    def _checked(self, path: str, document: Any) -> Any:
+    def _event(self, path: str, document: Any) -> Any:
+        """Return an event's document; raises the error that it contains."""
         if "error" in document:
             status = _STREAMED.get(document["error"].get("type"), HTTPStatus.SERVICE_UNAVAILABLE)
             raise self._error(path, Reply(status, document))
         return document
 
 
-def _reply(error: urllib.error.HTTPError) -> Reply:
-    retry_after = error.headers.get("Retry-After", "")
-    with error:
-        return Reply(error.code, _error_document(error), int(retry_after) if retry_after.isdecimal() else None)
+def _proxy_for(url: str) -> str | None:
+    """Return the URL of the proxy that the environment names; those are for other machines."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy is None or is_loopback(host) or urllib.request.proxy_bypass(host):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def _error_document(error: urllib.error.HTTPError) -> Any:
+def _has_broken(cause: BaseException | None) -> bool:
+    """Whether a connection that was there has ended without the whole response."""
+    return isinstance(cause, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+
+
+def _reply(response: httpx.Response) -> Reply:
+    retry_after = response.headers.get("Retry-After", "")
     try:
-        return json.load(error)
+        document = response.json()
     except ValueError:
-        return {"error": {"message": f"HTTP {error.code} {error.reason}"}}
+        if response.is_success:
+            raise
+        document = {"error": {"message": f"HTTP {response.status_code} {response.reason_phrase}"}}
+    return Reply(response.status_code, document, int(retry_after) if retry_after.isdecimal() else None)
