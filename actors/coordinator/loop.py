@@ -15,10 +15,18 @@ from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.dispatch import Dispatch
 from actors.coordinator.replica_table import HANG_S, ReplicaTable
 from actors.coordinator.request import Delta, Request
-from actors.coordinator.step_tally import StepTally
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Outbox
-from actors.wire.messages import Beams, Cancel, Commit, Failed, Heartbeat, Message, PromptAttention, Report
+from actors.wire.messages import (
+    Beams,
+    Cancel,
+    Commit,
+    Failed,
+    Heartbeat,
+    Message,
+    PromptAttention,
+    ReplicaAddress,
+    Report,
+)
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
@@ -327,3 +335,32 @@ class Coordinator:
                 endpoint, models = active.request.endpoint, self._replica_table.models()
                 model = next((member for member in endpoint.members if member not in models), endpoint.target)
                 self._fail(active, UnavailableError(f"no replica of model {model!r} came up in time"))
+
+
+class StepTally:
+    """The steps whose commits came in one turn. A step commits to a request once."""
+
+    def __init__(self, record: Callable[[str, int], None] | None) -> None:
+        """record: called with the endpoint and the tokens of each step; None: nobody wants to know."""
+        self._record = record
+        self._steps: dict[tuple[str, str], dict[int, int]] = {}  # tokens by request, by target and endpoint
+
+    def add(self, target: str, request: Request, tokens: int, *, is_first: bool) -> None:
+        """Count the tokens that a step committed to a request. is_first: its first, for which the prompt was read."""
+        if self._record is None:
+            return
+        key = target, request.endpoint.name
+        step = self._steps.setdefault(key, {})
+        if request.request_id in step:
+            self._end(key)
+            step = self._steps[key] = {}
+        step[request.request_id] = tokens + (len(request.prompt) if is_first else 0)
+
+    def flush(self) -> None:
+        """Record the steps that are left."""
+        for key in list(self._steps):
+            self._end(key)
+
+    def _end(self, key: tuple[str, str]) -> None:
+        assert self._record is not None
+        self._record(key[1], sum(self._steps.pop(key).values()))

@@ -1,12 +1,11 @@
-"""A client's request, and the deltas of its answer. Knows nothing of replicas and links."""
+"""A client's request, its timeline, and the deltas of its answer."""
 
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from actors.coordinator.text_stream import Criterion
-from actors.coordinator.timeline import Timeline
 from actors.wire.messages import Adapter, MemberShare, MemberView, TokenSource
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
@@ -18,6 +17,52 @@ from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
 from engine.heads.spec import HeadsKind
+
+# Whether an answer should end, given its tokens and text so far. Like transformers' `StoppingCriteria`.
+Criterion = Callable[[Sequence[int], str], bool]
+Role = Literal["target", "drafter"]
+
+
+@dataclass(slots=True)
+class Stay:
+    """A request's time on one replica."""
+
+    role: Role
+    replica: str
+    began_ns: int
+    first_ns: int | None = None  # when its first tokens were committed (target) or verified (drafter)
+    last_ns: int | None = None  # likewise, the last tokens so far
+    ended_ns: int | None = None
+    messages: int = 0  # number of target steps; for a drafter, of those with drafts
+    tokens: int = 0  # number committed (target) or verified (drafter)
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Which replicas worked on one request, and when, in nanoseconds since 1970. Read it when the request has ended."""
+
+    received_ns: int = field(default_factory=time.time_ns)
+    admitted_ns: int | None = None  # when it left the queue
+    stays: list[Stay] = field(default_factory=list)
+
+    def move(self, role: Role, replica: str | None) -> None:
+        """Record that another replica, or none, works on the request from now on."""
+        now_ns = time.time_ns()
+        for stay in self.stays:
+            if stay.role == role and stay.ended_ns is None:
+                stay.ended_ns = now_ns
+        if replica is not None:
+            self.stays.append(Stay(role, replica, now_ns))
+
+    def record_tokens(self, role: Role, count: int) -> None:
+        """Record one step that committed (target) or verified (drafter) `count` tokens of the current replica."""
+        stay = next((stay for stay in reversed(self.stays) if stay.role == role), None)
+        if stay is None:
+            return
+        stay.last_ns = time.time_ns()
+        stay.first_ns = stay.first_ns or stay.last_ns
+        stay.messages += 1
+        stay.tokens += count
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from actors.loops.served_row import ServedRow
-from actors.wire.logits_codec import pack
-from actors.wire.logits_memory import accept
+from actors.loops.row import ServedRow
+from actors.wire.logits_codec import accept, pack
 from actors.wire.messages import Admit, Join, Joined, LogitsReply, LogitsRequest
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.sampling.params import SamplingParams

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Ensemble, MemberShare, MemberView
+from actors.wire.messages import Ensemble, MemberShare, MemberView, ReplicaAddress
 from decoding.blending.attribution import attribute_tokens
 from decoding.blending.blend import BlendBatch, blend
 from decoding.blending.union import keep_candidates, rank_others_below, replace_empty, top_k_union

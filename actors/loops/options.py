@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.adaptation.adaptation import Adaptation
-from actors.loops.grammar_jobs import LoadTokenizer
+from actors.loops.adaptation import Adaptation
+from actors.loops.row import LoadTokenizer
 from engine.heads.proposer import HeadProposer
 from engine.model.runner import Runner
 from engine.tokenizers.draft_mapping import DraftMapping

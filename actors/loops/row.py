@@ -1,13 +1,17 @@
-"""One request of a loop: its text, its KV slots, and what it runs in a forward. Kinds of rows override the rest.
-
-Knows nothing of forwards, links or other rows.
-"""
+"""One request of a loop: its text, its KV slots, its grammar, and what it runs in a forward."""
 
 import sys
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import TypeVar
 
-from actors.wire.messages import Admit
+from llguidance import LLTokenizer
+from torch import Tensor
+
+from actors.wire.messages import Admit, Join, LogitsRequest, Message
+from decoding.errors import ConfigError
+from decoding.grammars.grammar import GrammarCompiler
 from decoding.grammars.structure import StructureState
 from engine.model.forward_input import RowInput
 
@@ -161,3 +165,74 @@ class Row:
 
 
 R = TypeVar("R", bound=Row)
+
+
+class ServedRow(Row):
+    """A row of a target, which may verify, answer a leader or search beams. By default it does neither."""
+
+    invitation = 0  # of a leader, as in Join
+
+    @property
+    def verifies(self) -> bool:
+        """Whether its next step verifies a draft. Such steps begin together, once no row waits for its draft."""
+        return False
+
+    def wait_s(self, now_s: float) -> float:
+        """Return how much longer its step should wait for a draft, in seconds."""
+        return 0.0
+
+    def take(self, logits: Tensor, rows: range) -> Message | None:
+        """Take the logits after what `inputs` returned. Returns what to tell the peer that admitted the row.
+
+        logits: [N, V] float, a step's. rows: those after this row's tokens, as far as they wanted any.
+        """
+        raise NotImplementedError
+
+    def announce(self) -> Message | None:
+        """Return what to tell the peer once the row has read its text; None if that has been sent, or is not wanted."""
+        return None
+
+    def rejoins(self, join: Join) -> bool:
+        """Whether the row belongs to this invitation, which was sent again. It is then announced again."""
+        return False
+
+    def take_request(self, request: LogitsRequest) -> str | None:
+        """Take a leader's request for logits. Returns an error text if that is impossible."""
+        return "the request is not here"
+
+
+LoadTokenizer = Callable[[], LLTokenizer]
+
+
+class GrammarJobs:
+    """Compiles grammars in a thread beside a loop. The tokenizer is loaded when the first request needs it."""
+
+    def __init__(self, load_tokenizer: LoadTokenizer | None, vocab_size: int) -> None:
+        """load_tokenizer: None refuses structured answers. vocab_size: of the model's logits."""
+        self._load_tokenizer, self._vocab_size = load_tokenizer, vocab_size
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="structures")
+
+    def begin(self, row: Row) -> None:
+        """Start to compile the row's grammar, if it has one. The row is not ready until that is done."""
+        if row.params.structure is not None:
+            row.preparing = self._pool.submit(self._prepare, row)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, row: Row) -> StructureState:
+        assert row.params.structure is not None
+        return StructureState(
+            self._compiler.compile(row.params.structure),
+            row.tokens,
+            row.prompt_length,
+            end_token_ids=row.params.eos_token_ids,
+            vocab_size=self._vocab_size,
+        )
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        if self._load_tokenizer is None:
+            raise ConfigError("structured answers need the model's tokenizer, which is not here")
+        return GrammarCompiler(self._load_tokenizer())

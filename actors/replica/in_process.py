@@ -4,20 +4,20 @@ For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 """
 
 import math
+import queue
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 
-from actors.coordinator import blocking
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread
 from actors.replica.roles import Loop, Role, make_loop
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
+from actors.wire.messages import ReplicaAddress
 from engine.model.cuda_streams import use_own_stream
 from engine.model.runner import Runner
 
@@ -79,9 +79,58 @@ class Engine:
             thread.check(max_silence_s=math.inf)
 
     def stream(self, request: Request) -> Iterator[Delta]:
-        """Run `actors.coordinator.blocking.stream` on this engine's coordinator."""
-        return blocking.stream(self.coordinator, request, self.check)
+        """Run `stream` on this engine's coordinator."""
+        return stream(self.coordinator, request, self.check)
 
     def generate(self, requests: Sequence[Request]) -> list[list[Delta]]:
-        """Run `actors.coordinator.blocking.generate` on this engine's coordinator."""
-        return blocking.generate(self.coordinator, requests, self.check)
+        """Run `generate` on this engine's coordinator."""
+        return generate(self.coordinator, requests, self.check)
+
+
+_CHECK_PERIOD_S = 1.0
+
+
+def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]) -> Iterator[Delta]:
+    """Yield the deltas of a request as they are committed. Closing the iterator cancels the request.
+
+    check: called after every second without a delta; raises if waiting is pointless.
+
+    Raises:
+        ConsortError: the request was refused or failed.
+    """
+    deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+    coordinator.submit(request, deltas.put)
+    try:
+        yield from _until_finished(deltas, check)
+    finally:
+        coordinator.cancel(request.request_id, deltas.put)
+
+
+def generate(coordinator: Coordinator, requests: Sequence[Request], check: Callable[[], None]) -> list[list[Delta]]:
+    """Run several requests at the same time. Return the deltas of each, in their order. check: as in `stream`.
+
+    Raises:
+        ConsortError: a request was refused or failed.
+    """
+    queues: list[queue.SimpleQueue[Delta]] = [queue.SimpleQueue() for _ in requests]
+    try:
+        for request, deltas in zip(requests, queues, strict=True):
+            coordinator.submit(request, deltas.put)
+        return [list(_until_finished(deltas, check)) for deltas in queues]
+    finally:
+        for request, deltas in zip(requests, queues, strict=True):
+            coordinator.cancel(request.request_id, deltas.put)
+
+
+def _until_finished(deltas: queue.SimpleQueue[Delta], check: Callable[[], None]) -> Iterator[Delta]:
+    while True:
+        try:
+            delta = deltas.get(timeout=_CHECK_PERIOD_S)
+        except queue.Empty:
+            check()
+            continue
+        if delta.error is not None:
+            raise delta.error
+        yield delta
+        if delta.finish is not None:
+            return

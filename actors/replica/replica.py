@@ -1,21 +1,19 @@
-"""A replica: one copy of a model, its link and its loop. Knows nothing of Ray."""
+"""A replica: one copy of a model, its link and its loop."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from actors.adaptation.adaptation import Adaptation, AdaptationOptions
-from actors.adaptation.learner_process import LearnerProcess
-from actors.adaptation.messages import Begin
+from actors.loops.adaptation import Adaptation, AdaptationOptions, Begin, LearnerProcess
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
 from actors.replica.roles import Loop, Role, make_loop
-from actors.replica.weights import copy_weights
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
@@ -346,3 +344,29 @@ def _estimate_prefill(runner: Runner, tokens: int) -> float:
     seconds = parts * (time.perf_counter() - began_s)
     runner.cache.clear_all()
     return seconds
+
+
+@torch.inference_mode()
+def copy_weights(model: nn.Module, source: nn.Module) -> None:
+    """Copy all tensors of `source` into a model of the same layers, packed ones too, where graphs and traces read them.
+
+    Raises:
+        ValueError: they are not alike. Nothing was copied then.
+    """
+    present, fresh = list(_tensors(model)), list(_tensors(source))
+    if len(present) != len(fresh):
+        raise ValueError(f"the new weights are {len(fresh)} tensors, not {len(present)}")
+    pairs = list(zip(present, fresh, strict=True))
+    for old, new in pairs:
+        if (old.shape, old.dtype, old.device, old.layout) != (new.shape, new.dtype, new.device, new.layout):
+            raise ValueError(f"a new weight is {new.dtype} {list(new.shape)}, not {old.dtype} {list(old.shape)}")
+    for old, new in pairs:
+        old.copy_(new)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield parameters, buffers, and the tensors that are plain attributes of modules: faster layers have those."""
+    for module in model.modules():
+        yield from module.parameters(recurse=False)
+        yield from module.buffers(recurse=False)
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))

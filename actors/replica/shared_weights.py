@@ -11,9 +11,8 @@ from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopTimes
 from actors.verifier.loop import Target
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Envelope
-from actors.wire.messages import Admit, Advance, Cancel, Heartbeat, Message, Report
+from actors.wire.messages import Admit, Advance, Cancel, Heartbeat, Message, ReplicaAddress, Report
 from engine.model.runner import Runner
 
 

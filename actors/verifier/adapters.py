@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import torch
 
-from actors.loops.served_row import ServedRow
+from actors.loops.row import ServedRow
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError
 from engine.loading.lora import LoraWeights, read_lora

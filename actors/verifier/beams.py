@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.loops.served_row import ServedRow
+from actors.loops.row import ServedRow
 from actors.wire.messages import Admit, Beams, Failed
 from decoding.beams.options import BeamOptions
 from decoding.beams.search import BeamSearch, beam_noise

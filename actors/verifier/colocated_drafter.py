@@ -14,9 +14,8 @@ from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.row import Row, RowKey
 from actors.verifier.row import TargetRow
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat
+from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat, ReplicaAddress
 from decoding.drafts.draft import ProposerName
 from engine.model.runner import Runner
 

@@ -6,7 +6,7 @@ from itertools import chain, repeat
 import torch
 
 from actors.loops.mailbox import Mailbox
-from actors.loops.served_row import ServedRow
+from actors.loops.row import ServedRow
 from actors.verifier.inbox import TargetInbox
 from actors.verifier.judge import Verdict
 from actors.verifier.planner import DraftPlanner

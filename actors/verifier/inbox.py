@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
 from actors.ensemble.member import MemberRow
-from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import Mailbox
-from actors.loops.served_row import ServedRow
+from actors.loops.row import GrammarJobs, ServedRow
 from actors.verifier.adapters import AdapterTable
 from actors.verifier.beams import BeamRow
 from actors.verifier.leader import EnsembleLeader

@@ -12,8 +12,7 @@ from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row import Row
 from actors.verifier.row import TargetRow
 from actors.wire.link import ConnectingLink
-from actors.wire.logits_codec import LogitsTransport, unpack
-from actors.wire.logits_memory import SharedLogits, offer
+from actors.wire.logits_codec import LogitsTransport, SharedLogits, offer, unpack
 from actors.wire.messages import (
     Cancel,
     Failed,

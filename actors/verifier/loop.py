@@ -12,12 +12,11 @@ from itertools import accumulate, chain, pairwise
 from torch import Tensor
 
 from actors.ensemble.rounds import blend_rounds
-from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
 from actors.loops.options import LoopOptions
+from actors.loops.row import GrammarJobs, ServedRow
 from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
-from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
 from actors.verifier.adapters import AdapterTable
 from actors.verifier.colocated_drafter import ColocatedDrafter

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from actors.ensemble.rounds import EnsembleRounds
-from actors.loops.served_row import ServedRow
+from actors.loops.row import ServedRow
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.length import AcceptanceEstimate

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-from actors.loops.row import RowKey
+from actors.loops.row import RowKey, ServedRow
 from actors.loops.row_table import RowTable
 from actors.loops.scheduler import Share
-from actors.loops.served_row import ServedRow
 from actors.verifier.row import TargetRow, Verification
 from engine.model.page_tables import PageTables
 

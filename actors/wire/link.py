@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Message
+from actors.wire.messages import Message, ReplicaAddress
 
 Envelope = tuple[str, Message]  # sender, message
 # Messages or batches per call of `receive`, so that no peer can keep a loop from its work.

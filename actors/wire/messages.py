@@ -18,7 +18,6 @@ from typing import Literal
 
 import msgspec
 
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.logits_codec import LogitsTransport, PackedLogits
 from actors.wire.shared_memory import SharedOffer
 from decoding.beams.group import Hypothesis
@@ -30,6 +29,20 @@ from decoding.prompt_positions import PromptPositions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
+
+# Number of the messages' format. Raise it when older and newer versions would misread each other, as where a field is
+# renamed or required; a new field with a default is no reason. Coordinators use replicas of their own number only.
+PROTOCOL = 2
+
+
+class ReplicaAddress(msgspec.Struct, frozen=True):
+    """A replica's name, model and endpoint. Local links go by the name and leave `uri` and `public_key` empty."""
+
+    name: str  # unique among replicas, also across restarts
+    model: str  # the configured model that it runs
+    uri: str = ""  # tcp://host:port
+    public_key: bytes = b""  # CURVE, Z85
+    protocol: int = PROTOCOL
 
 
 class Member(msgspec.Struct, frozen=True):

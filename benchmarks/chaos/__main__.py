@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from actors.coordinator import blocking
+from actors.replica import in_process
 from benchmarks.chaos.faults import Fault, FaultInjector, Kind, draw
 from benchmarks.chaos.fleet import Fleet, running_fleet
 from benchmarks.chaos.load import Case, Streams, Transcript, collect, make_cases
@@ -109,7 +109,7 @@ def _spec(name: str) -> ModelSpec:
 
 
 def _ask(fleet: Fleet, case: Case) -> Transcript:
-    return collect(blocking.stream(fleet.coordinator, case.fresh(), fleet.check))
+    return collect(in_process.stream(fleet.coordinator, case.fresh(), fleet.check))
 
 
 def _undisturbed(ask: Callable[[Case], Transcript], cases: Sequence[Case], streams: int) -> dict[int, Transcript]:

@@ -25,7 +25,7 @@ from actors.coordinator.loop import Coordinator
 from actors.loops.thread import LoopThread
 from actors.replica.replica import Replica, ReplicaSpec
 from actors.replica.roles import Role
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError

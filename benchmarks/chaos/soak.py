@@ -25,9 +25,9 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import torch
 
-from actors.coordinator import blocking
 from actors.coordinator.request import Delta, Request
 from actors.loops.options import LoopOptions
+from actors.replica import in_process
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from actors.replica.roles import Role
@@ -164,7 +164,7 @@ def served_by_fleet(fleet: Fleet, slots: int) -> ServedModels:
 
     pids = {replica.spec.name: replica.pid for replica in fleet.replicas}
     return ServedModels(
-        lambda request: blocking.stream(coordinator, request, fleet.check),
+        lambda request: in_process.stream(coordinator, request, fleet.check),
         slots,
         in_use,
         pids | {"coordinator": os.getpid()},

@@ -27,7 +27,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from actors.replica.roles import Role
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import ReplicaAddress
 from benchmarks.report import table, write
 from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import NgramOptions

@@ -25,8 +25,8 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta
 from actors.loops.options import LoopOptions
 from actors.verifier.loop import Target
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
+from actors.wire.messages import ReplicaAddress
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.completions.writer import CompletionWriter
 from deployments.apis.writer import AnswerIdentity

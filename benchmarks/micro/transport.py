@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from actors.loops.thread import LoopThread
-from actors.wire.logits_codec import LogitsTransport, pack, unpack
-from actors.wire.logits_memory import SharedLogits, accept, offer
+from actors.wire.logits_codec import LogitsTransport, SharedLogits, accept, offer, pack, unpack
 from actors.wire.messages import Cancel, LogitsReply
 from actors.wire.shared_memory import SharedOffer
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink

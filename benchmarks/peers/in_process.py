@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Endpoint
 from actors.loops.thread import LoopThread
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
+from actors.wire.messages import ReplicaAddress
 from benchmarks.peers.hosts import Local
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.replica import MeasuredReplica, Role

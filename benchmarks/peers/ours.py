@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from actors.coordinator import blocking
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Endpoint, Request, Statistics
+from actors.replica import in_process
 from benchmarks.peers.contestant import Activity, Contestant
 from benchmarks.peers.hosts import Host
 from benchmarks.peers.replica import MeasuredReplica, Sweep, Times
@@ -46,7 +46,7 @@ class Ours(Contestant):
         for prompts, params in workload.batches():
             pairs = zip(prompts, params, strict=True)
             requests = [Request(self._endpoint, prompt, prompt_params) for prompt, prompt_params in pairs]
-            for deltas in blocking.generate(self._coordinator, requests, self._check_all):
+            for deltas in in_process.generate(self._coordinator, requests, self._check_all):
                 answers.append([token for delta in deltas for token in delta.tokens])
                 self._statistics += deltas[-1].statistics
         return answers

@@ -13,7 +13,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Endpoint
 from actors.loops.thread import LoopThread
 from actors.replica.replica import load_runner
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.peers.hosts import Child
 from benchmarks.peers.ours import Ours

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from urllib.parse import urlsplit
 
-from actors.coordinator import blocking
 from actors.coordinator.loop import Coordinator
 from actors.loops.thread import LoopThread
+from actors.replica import in_process
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.serving.servers import MODEL, replica_addresses
 from deployments.apis.completions.request import CompletionRequest
@@ -135,7 +135,7 @@ def _ask_directly(
     (request,) = served.prepare(body, seed=body.seed_or_new())
     times_s, tokens = [], 0
     began_s = time.perf_counter()
-    for delta in blocking.stream(coordinator, request, thread.check):
+    for delta in in_process.stream(coordinator, request, thread.check):
         times_s.append(time.perf_counter())
         tokens += len(delta.tokens)
     return Stream.from_times(began_s, times_s, tokens)

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import ReplicaAddress
 from benchmarks.serving.server_process import ServerProcess
 from cli.serving.cluster import serving
 from deployments.configuration.config import ServerConfig, parse_config

@@ -10,7 +10,7 @@ from deployments.configuration.values import Count, CountOrAuto, Name
 from deployments.fields.strict import StrictModel, wrong_field
 
 if TYPE_CHECKING:
-    from actors.adaptation.adaptation import AdaptationOptions
+    from actors.loops.adaptation import AdaptationOptions
     from engine.loading.checkpoint import ModelSpec
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
@@ -25,7 +25,7 @@ class AdaptationConfig(StrictModel):
 
     def options(self) -> "AdaptationOptions":
         """Return what a replica starts its learner with."""
-        from actors.adaptation.adaptation import AdaptationOptions  # not before a replica needs it
+        from actors.loops.adaptation import AdaptationOptions  # not before a replica needs it
 
         return AdaptationOptions(module=f"{_TRAINING}.adaptation", **self.model_dump())
 

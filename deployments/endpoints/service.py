@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Report
+from actors.wire.messages import ReplicaAddress, Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Room

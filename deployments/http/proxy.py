@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.loops.idle_memory import return_idle_memory
+from actors.loops.thread import return_idle_memory
 from decoding.errors import UnavailableError
 from deployments.apis.errors import anthropic_body, body_of, error_response, status_of
 from deployments.apis.events import event, typed_event

@@ -13,8 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import Metric
 from pydantic import BaseModel
 
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Report
+from actors.wire.messages import ReplicaAddress, Report
 from decoding.drafts.draft import ProposerName
 from deployments.apis.errors import ErrorBody
 from deployments.configuration.roles import roles_in

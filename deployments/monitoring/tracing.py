@@ -20,8 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.coordinator.request import Delta, Request
-from actors.coordinator.timeline import Stay, Timeline
+from actors.coordinator.request import Delta, Request, Stay, Timeline
 
 _PROPAGATOR = TraceContextTextMapPropagator()  # the W3C format
 

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.loops.idle_memory import return_idle_memory
+from actors.loops.thread import return_idle_memory
 from deployments.admission.key_ledger import KeyLedger, SharedLimits
 from deployments.configuration.config import ServerConfig
 from deployments.replicas.discovery import AdapterExchange, AddressQuery, Discovery, answers_of, coordinators

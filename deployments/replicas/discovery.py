@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from actors.wire.addresses import PROTOCOL, ReplicaAddress
+from actors.wire.messages import PROTOCOL, ReplicaAddress
 from decoding.errors import UnavailableError
 from deployments.replicas.environment import APP_NAME
 from deployments.replicas.model_replica import ModelReplica, ReplicaAnswer

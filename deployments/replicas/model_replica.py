@@ -14,14 +14,13 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.loops.idle_memory import return_idle_memory
+from actors.loops.thread import return_idle_memory
 from deployments.configuration.model import ModelConfig
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role
-    from actors.wire.addresses import ReplicaAddress
-    from actors.wire.messages import Report
+    from actors.wire.messages import ReplicaAddress, Report
     from deployments.endpoints.adapters import AdapterChange
     from engine.heads.spec import HeadsSpec
     from engine.loading.checkpoint import ModelSpec

@@ -4,10 +4,9 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from actors.coordinator.active_request import TextStream
 from actors.coordinator.request import Delta, Request, Statistics
-from actors.coordinator.text_stream import TextStream
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Report, TokenSource
+from actors.wire.messages import ReplicaAddress, Report, TokenSource
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.stopping import FinishReason

@@ -6,12 +6,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from actors.adaptation.adaptation import Adaptation, AdaptationOptions
-from actors.adaptation.messages import CommittedText, FromLearner, Texts, ToLearner
 from actors.coordinator.request import Delta, Endpoint, Request
+from actors.loops.adaptation import Adaptation, AdaptationOptions, CommittedText, FromLearner, Texts, ToLearner
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.weights import copy_weights
+from actors.replica.replica import copy_weights
 from decoding.sampling.params import SamplingParams
 from engine.model.faster_layers import use_faster_layers
 from engine.model.runner import Runner

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from actors.coordinator.request import Delta, Endpoint, Request
-from actors.coordinator.timeline import Timeline
+from actors.coordinator.request import Delta, Endpoint, Request, Timeline
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner

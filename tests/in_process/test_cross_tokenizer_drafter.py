@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from actors.coordinator.request import Delta, Request
-from actors.loops.grammar_jobs import LoadTokenizer
 from actors.loops.options import LoopOptions
+from actors.loops.row import LoadTokenizer
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.verifier.planner import DraftPlanner

@@ -29,7 +29,7 @@ def test_callers_hear_of_a_loop_that_ended(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_slow_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.loops.thread._MOST_PATIENCE_S", 0.0)
-    monkeypatch.setattr("actors.coordinator.blocking._CHECK_PERIOD_S", 0.01, raising=True)
+    monkeypatch.setattr("actors.replica.in_process._CHECK_PERIOD_S", 0.01, raising=True)
     endpoint = Endpoint("e", "target", None, 0, lambda tokens: "")
     runner = Runner(tiny_model("llama-gqa"), slots=1, max_length=64, max_query=64)
     logits = runner.logits

@@ -3,9 +3,8 @@
 import random
 from collections.abc import Mapping
 
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import Link, Outbox
-from actors.wire.messages import Admit, Advance, Offer
+from actors.wire.messages import Admit, Advance, Offer, ReplicaAddress
 
 
 class AdversarialDrafter:

@@ -1,8 +1,7 @@
 """A replica without a model: the test reads its messages and sends for it."""
 
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Message
+from actors.wire.messages import Message, ReplicaAddress
 
 
 class FakeReplica:

@@ -18,7 +18,7 @@ from typing import IO
 import torch
 from transformers import PreTrainedModel
 
-from actors.adaptation.messages import Begin, Failed, Pause, Texts, ToLearner, Work, read_for_learner, write_message
+from actors.loops.adaptation import Begin, Failed, Pause, Texts, ToLearner, Work, read_for_learner, write_message
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.draft_vocabulary import save_draft_vocabulary
 from engine.loading.settings import is_trimmed

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from actors.adaptation.messages import CommittedText
+from actors.loops.adaptation import CommittedText
 from decoding.sampling.params import SamplingParams
 from training.distillation.vocabulary import StudentVocabulary
 

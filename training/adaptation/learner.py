@@ -13,7 +13,7 @@ from torch.nn.functional import kl_div
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from actors.adaptation.messages import Checked, CommittedText
+from actors.loops.adaptation import Checked, CommittedText
 from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
 from decoding.sampling.noise import gumbel
 from decoding.sampling.sampler import process

@@ -1,14 +1,13 @@
-"""The text of a request: assembled from commits, cut at stop strings, complete at the end."""
+"""The text of a request: assembled from commits, cut at stop strings and criteria, complete at the end."""
 
 import time
 from unittest import mock
 
 import pytest
 
-from actors.coordinator.active_request import ActiveRequest
+from actors.coordinator.active_request import ActiveRequest, TextStream
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics, new_request_id
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Adapter, Commit, Token
+from actors.wire.messages import Adapter, Commit, ReplicaAddress, Token
 from decoding.beams.options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.prompt_positions import PromptPositions
@@ -137,3 +136,33 @@ def test_a_beam_search_refuses_what_it_would_ignore(params: SamplingParams, fiel
     with pytest.raises(InvalidRequestError, match="absent from a beam search") as caught:
         Request(Endpoint("e", "t", None, 0, decode), [1], params, beams=BeamOptions(num_beams=2))
     assert caught.value.field == field
+
+
+def spell(tokens: list[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "min_tokens", "shown", "used"),
+    [
+        ("abENDxyzEND", "END", 0, "ab", 5),
+        ("abENDxyzEND", "END", 3, "ab", 5),
+        ("abENDxyzEND", "END", 4, "ab", 5),
+        ("abENDxyzEND", "END", 5, "ab", 5),
+        ("abENDxyzEND", "END", 6, "abENDxyz", 11),
+        ("aaaa", "aa", 3, "a", 3),  # one that ended too early may be the next one's beginning
+        ("abEN", "END", 3, "abEN", 4),
+    ],
+)
+@pytest.mark.parametrize("together", [1, 3, 11])
+def test_a_stop_string_counts_if_it_ends_after_min_tokens(
+    text: str, stop: str, min_tokens: int, shown: str, used: int, together: int
+) -> None:
+    stream = TextStream(spell, [32], SamplingParams(max_tokens=99, stop=(stop,), min_tokens=min_tokens))
+    pieces = []
+    for begin in range(0, len(text), together):
+        pieces.append(stream.add([ord(char) for char in text[begin : begin + together]], None))
+        if pieces[-1].finish is not None:
+            break
+    assert "".join(piece.text for piece in pieces) + stream.flush() == shown
+    assert sum(piece.used for piece in pieces) == used

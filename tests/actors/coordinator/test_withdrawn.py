@@ -14,7 +14,7 @@ from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread
 from actors.replica.replica import Replica
 from actors.replica.roles import Role, make_loop
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from actors.drafter.loop import Drafter
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Advance, Cancel, Message, Offer
+from actors.wire.messages import Admit, Advance, Cancel, Message, Offer, ReplicaAddress
 from decoding.sampling.params import SamplingParams
 from engine.model.graph_recorder import Replay
 from engine.model.runner import Runner

@@ -10,9 +10,8 @@ from transformers import AutoTokenizer
 from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ResendRequest
+from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ReplicaAddress, ResendRequest
 from decoding.drafts.trie import DraftTrie
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.text_aligner import TextAligner

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from actors.drafter.loop import Drafter, Shares
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
-from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ResendRequest
+from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ReplicaAddress, ResendRequest
 from decoding.errors import OutOfPagesError
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner

@@ -6,9 +6,8 @@ from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica import shared_weights
 from actors.replica.roles import make_loop
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Cancel, Commit, Heartbeat, Message, Offer, Report
+from actors.wire.messages import Admit, Cancel, Commit, Heartbeat, Message, Offer, ReplicaAddress, Report
 from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.replica.replica import load_runner, publish_weights
-from actors.replica.weights import copy_weights
+from actors.replica.replica import copy_weights, load_runner, publish_weights
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec
 from engine.model.forward_input import RowInput

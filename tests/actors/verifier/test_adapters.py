@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from actors.loops.served_row import ServedRow
+from actors.loops.row import ServedRow
 from actors.verifier.adapters import AdapterTable
 from actors.wire.messages import Adapter, Admit
 from decoding.sampling.params import SamplingParams

@@ -14,9 +14,8 @@ from actors.replica.in_process import Engine
 from actors.verifier.colocated_drafter import ColocatedDrafter
 from actors.verifier.loop import Target
 from actors.verifier.row import TargetRow
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Ensemble, Failed, Member
+from actors.wire.messages import Admit, Ensemble, Failed, Member, ReplicaAddress
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams

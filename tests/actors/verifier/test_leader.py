@@ -7,7 +7,6 @@ import torch
 
 from actors.loops.options import LoopOptions
 from actors.verifier.loop import Target
-from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.logits_codec import LogitsTransport, pack
 from actors.wire.messages import (
@@ -23,6 +22,7 @@ from actors.wire.messages import (
     Member,
     MemberLost,
     Message,
+    ReplicaAddress,
 )
 from actors.wire.messages import Report as Reported
 from decoding.blending.ensemble_options import EnsembleOptions

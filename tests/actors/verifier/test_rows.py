@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors.loops.served_row import ServedRow
+from actors.loops.row import ServedRow
 from actors.verifier.row import TargetRow
 from actors.verifier.rows import TargetRows
 from actors.wire.messages import Admit

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.wire.addresses import PROTOCOL
-from actors.wire.messages import Message
+from actors.wire.messages import PROTOCOL, Message
 
 _RECORD = Path(__file__).with_name("protocol.json")  # the messages when the number was last raised
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 
 import msgspec
 import pytest
@@ -18,8 +19,7 @@ from actors.wire import zmq_link
 from actors.wire.link import Envelope, Link
 from actors.wire.logits_codec import PackedLogits
 from actors.wire.messages import Admit, Cancel, Heartbeat, LogitsReply, Message, Offer, Report
-from actors.wire.peer_names import new_routing_id
-from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from actors.wire.zmq_link import ConnectingZmqLink, PeerRoutes, ReplicaZmqLink, name_with_key, new_routing_id
 from benchmarks.chaos.proxy import Relays
 from decoding.sampling.params import SamplingParams
 from tests.support.waiting import wait_until
@@ -404,3 +404,16 @@ def test_what_arrives_while_a_link_sends_is_not_overlooked(replica: ReplicaZmqLi
             for _ in range(150):  # some of these calls process arrivals
                 coordinator.send(replica.name, [Cancel(i)])
             assert receive(coordinator, 1) == [(replica.name, Cancel(i))]
+
+
+def test_peers_that_are_gone_are_forgotten_with_their_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq_link, "_MAX_PEERS", 3)
+    routes, names = PeerRoutes(), list[str]()
+    for _ in range(10):
+        key, _ = zmq.curve_keypair()
+        names.append(routes.identify(new_routing_id(name_with_key("drafter", key)), partial(bytes, key)))
+        routes.note_reached(names[-1], False)
+    assert [name for name in names if routes.get(name) is not None] == names[-3:]
+    assert [name for name in names if not routes.reaches(name)] == names[-3:]
+    routes.note_reached(names[-1], True)
+    assert routes.reaches(names[-1])

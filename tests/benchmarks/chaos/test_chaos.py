@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.coordinator import blocking
 from actors.coordinator.request import Endpoint, Request
+from actors.replica import in_process
 from benchmarks.chaos.__main__ import Pauses, as_text, judge
 from benchmarks.chaos.faults import Fault, draw
 from benchmarks.chaos.fleet import Fleet, running_fleet
@@ -120,11 +120,11 @@ def test_replicas_die_and_hang_in_mid_stream_and_the_text_is_the_same(fleet: Fle
     endpoint = Endpoint("e", "target", "drafter", 4, lambda tokens: "")
     request = Request(endpoint, [5, 6, 7], SamplingParams(max_tokens=300, seed=7, temperature=1.2), request_id=1)
     undisturbed = [
-        token for delta in blocking.stream(fleet.coordinator, request, fleet.check) for token in delta.tokens
+        token for delta in in_process.stream(fleet.coordinator, request, fleet.check) for token in delta.tokens
     ]
     tokens: list[int] = []
     stopped = None
-    for count, delta in enumerate(blocking.stream(fleet.coordinator, request, fleet.check)):
+    for count, delta in enumerate(in_process.stream(fleet.coordinator, request, fleet.check)):
         tokens += delta.tokens
         if count == 10:
             fleet.ready("drafter")[0].signal(signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
-from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import ReplicaAddress
 from decoding.errors import DeadlineError, OverloadedError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission

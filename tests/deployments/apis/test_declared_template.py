@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from actors.coordinator.active_request import TextStream
 from actors.coordinator.request import Delta, Request, Statistics
-from actors.coordinator.text_stream import TextStream
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.paths import ROOT

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from typing_extensions import override
 
-from actors.coordinator.text_stream import TextStream
+from actors.coordinator.active_request import TextStream
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.detokenizer import Detokenizer
 from decoding.tokenizers.text_decoder import TextDecoder

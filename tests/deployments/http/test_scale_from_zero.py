@@ -6,8 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from actors.coordinator.request import Delta, Request
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Report
+from actors.wire.messages import ReplicaAddress, Report
 from deployments.configuration.config import load_config
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.loading import load_endpoints

@@ -6,8 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from msgspec import structs
 
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import AdaptationState, Report
+from actors.wire.messages import AdaptationState, ReplicaAddress, Report
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

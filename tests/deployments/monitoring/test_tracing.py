@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
-from actors.coordinator.request import Delta, Request, Statistics
-from actors.coordinator.timeline import Timeline
+from actors.coordinator.request import Delta, Request, Statistics, Timeline
 from actors.replica.in_process import Engine
 from decoding.errors import ConfigError, UnavailableError
 from deployments.admission.bounds import Limits

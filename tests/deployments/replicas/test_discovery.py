@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from actors.wire.addresses import PROTOCOL, ReplicaAddress
+from actors.wire.messages import PROTOCOL, ReplicaAddress
 from decoding.errors import UnavailableError
 from deployments.replicas import discovery as discovery_module
 from deployments.replicas.discovery import AddressQuery, Discovery, ReplicaAddresses

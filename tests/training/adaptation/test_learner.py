@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from actors.adaptation.learner_process import LearnerProcess
-from actors.adaptation.messages import Begin, Checked, CommittedText, FromLearner, Texts, Work
+from actors.loops.adaptation import Begin, Checked, CommittedText, FromLearner, LearnerProcess, Texts, Work
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams

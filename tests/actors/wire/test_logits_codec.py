@@ -14,14 +14,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from actors.coordinator.blocking import generate
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Request
 from actors.loops.thread import LoopThread
+from actors.replica.in_process import generate
 from actors.verifier.loop import Target
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
-from actors.wire.logits_memory import SharedLogits, accept, offer
+from actors.wire.logits_codec import LogitsTransport, PackedLogits, SharedLogits, accept, offer, pack, unpack
+from actors.wire.messages import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.blending.params import BlendParams
 from engine.model.runner import Runner

@@ -4,8 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from actors.adaptation.adaptation import Adaptation, AdaptationOptions
-from actors.adaptation.messages import Checked, Failed, FromLearner, Pause, Texts, ToLearner, Work
+from actors.loops.adaptation import (
+    Adaptation,
+    AdaptationOptions,
+    Checked,
+    Failed,
+    FromLearner,
+    Pause,
+    Texts,
+    ToLearner,
+    Work,
+)
 from actors.wire.messages import AdaptationState
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams

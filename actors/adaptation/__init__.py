@@ -1,1 +1,0 @@
-"""Online adaptation: a drafter that learns from committed texts while it serves."""
