@@ -12,7 +12,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Several processes share the cores: idle threads must not spin for long (engine/model/thread_environment.py).
+# Several processes share the cores: idle threads must not spin for long (engine/loading/host.py).
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 100000
 export TOKENIZERS_PARALLELISM ?= false

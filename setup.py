@@ -21,7 +21,7 @@ SHIPPED = ("actors", "cli", "decoding", "deployments", "engine", "evaluation", "
 DATA_FOLDERS = ("models", "playground")
 OF_THE_CHECKOUT = ("benchmarks", "cluster")
 DATA: Mapping[str, Sequence[str]] = {  # beside Python: files of a package, by patterns
-    "engine.model.native": ["kernels/*"],
+    "engine.kernels": ["cpp/*"],
     "decoding.kernels": ["*.cpp"],
     "deployments": ["*.yaml", "apis/*.yaml"],
     "models": ["*.yaml", "*.jsonl", "requirements.txt", "*/*.json", "*/*.jsonl", "*/*.jinja", "*/*.safetensors"],

@@ -33,10 +33,10 @@ from benchmarks.peers.in_process import running
 from benchmarks.peers.ours import Ours, measure_times, swept_lengths
 from benchmarks.peers.workload import Workload
 from benchmarks.report import write
+from engine.layers.faster_layers import use_faster_layers
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.settings import load_tokenizer
-from engine.model.faster_layers import use_faster_layers
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from training.heldout import read_prompts
 from training.inflate import inflate

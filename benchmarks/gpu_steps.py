@@ -29,11 +29,10 @@ from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.eagle3_proposer import Eagle3Proposer
-from engine.heads.proposer import Reading
-from engine.heads.sampling import DraftStart
-from engine.model.faster_layers import use_faster_layers, use_faster_parts
-from engine.model.forward_input import RowInput
+from engine.heads.proposer import DraftStart, Reading
+from engine.layers.faster_layers import use_faster_layers, use_faster_parts
 from engine.model.hidden_states import HiddenStates
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _ROUNDS = 15

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from cli.serving.progress import reporting
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 from evaluation.prompts import MAX_TOKENS, PROMPTS, read_prompts
 
 if TYPE_CHECKING:

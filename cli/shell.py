@@ -209,7 +209,7 @@ def pull(model: str | None, revision: str | None, dtype: str) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def convert_heads(folder: Path) -> None:
     """Write a .safetensors file beside each pickled file of tensors in FOLDER."""
-    from engine.heads.converter import convert  # imports torch
+    from engine.heads.checkpoint import convert  # imports torch
 
     for file in convert(folder):
         _console.print(f"wrote {file}")

@@ -10,7 +10,7 @@ from consort.text_model import Body, Route, TextModel
 from decoding.errors import ConfigError
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
 from deployments.fields.strict import nearest
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 _NAME = "llm"  # of the target and of the endpoint
 _DRAFTER = "drafter"

@@ -1,19 +1,12 @@
-"""The positions of a shortened prompt's tokens in the whole prompt. Knows nothing of models or of who shortens.
+"""The positions of a shortened prompt's tokens in the whole one. Without torch: the command line reads these, too."""
 
-torch is not imported: the command line reads these, too.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from decoding.errors import require
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PromptPositions(msgspec.Struct, frozen=True):
@@ -42,10 +35,7 @@ class PromptPositions(msgspec.Struct, frozen=True):
         """A short text that differs for other positions."""
         return blake2b(repr((tuple(self.kept), self.length)).encode(), digest_size=16).hexdigest()
 
-    def translate(self, columns: "Tensor") -> "Tensor":
-        """Return positions in the whole text of tokens in these columns of the shortened one. Both: int64."""
-        if int(columns.min()) >= len(self.kept):  # as in most steps
-            return columns + self.removed
-        kept = columns.new_tensor(self.kept)
-        inside = kept[columns.clamp(max=len(kept) - 1)]
-        return inside.where(columns < len(kept), columns + self.removed)
+    def translate(self, positions: Iterable[int]) -> list[int]:
+        """Return positions in the whole text of tokens at these positions of the shortened one."""
+        count = len(self.kept)
+        return [self.kept[index] if index < count else index + self.removed for index in positions]

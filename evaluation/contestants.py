@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from deployments.admission.bounds import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service

@@ -23,10 +23,9 @@ from decoding.sampling.sampler import sample
 from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.loading import load_endpoints
-from engine.heads.proposer import HeadProposer, Reading
-from engine.heads.sampling import DraftStart
+from engine.heads.proposer import DraftStart, HeadProposer, Reading
 from engine.loading.checkpoint import ModelSpec
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from evaluation import limits
 from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step

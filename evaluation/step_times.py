@@ -10,9 +10,8 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
-from engine.heads.proposer import HeadProposer, Reading
-from engine.heads.sampling import DraftStart
-from engine.model.forward_input import RowInput
+from engine.heads.proposer import DraftStart, HeadProposer, Reading
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _CONTEXT = 128  # tokens in the cache

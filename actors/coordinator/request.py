@@ -8,15 +8,15 @@ from typing import Literal
 
 from actors.wire.messages import Adapter, MemberShare, MemberView, TokenSource
 from decoding.beams.options import BeamOptions
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import ProposerName
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConsortError, require
 from decoding.prompt_positions import PromptPositions
-from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
-from engine.heads.spec import HeadsKind
+from engine.heads.proposer import HeadsKind
 
 # Whether an answer should end, given its tokens and text so far. Like transformers' `StoppingCriteria`.
 Criterion = Callable[[Sequence[int], str], bool]

@@ -20,10 +20,10 @@ from decoding.sampling.batch import chain_settings, used_processors
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON
 from decoding.sampling.transfer import copy_into, copy_to
+from engine.kernels.attention import MAX_BRANCHES, RaggedBatch
+from engine.model.cuda import Replay, graph_sizes, record_largest_first
 from engine.model.cuda_graphs import MAX_ROWS
-from engine.model.forward_input import RowInput
-from engine.model.graph_recorder import Replay, graph_sizes, record_largest_first
-from engine.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
+from engine.model.ragged_batch import RowInput, pack_inputs, padding_row
 from engine.model.runner import Runner
 
 # Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the

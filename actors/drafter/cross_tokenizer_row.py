@@ -16,9 +16,9 @@ from actors.drafter.tree import DraftNode
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.sampling.history import History
+from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.text_aligner import TextAligner, Translation
 from engine.model.runner import Runner
-from engine.tokenizers.draft_mapping import DraftMapping
 
 _PRIOR_SHARE, _PRIOR_COUNT = 0.7, 4.0  # the share of right uncertain tokens; the observations that this prior counts as
 _DECAY = 0.98  # the weight of an observation after the next one

@@ -36,11 +36,11 @@ from decoding.errors import UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Position
 from decoding.sampling.noise import draft_stream, gumbel, noise_key
+from decoding.sampling.penalties import TextTables
 from decoding.sampling.sampler import process, rank
-from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import tensor_on
+from decoding.tokenizers.draft_mapping import DraftMapping
 from engine.model.runner import Runner
-from engine.tokenizers.draft_mapping import DraftMapping
 
 Shares = Sequence[Share[DrafterRow]]
 

@@ -14,10 +14,10 @@ from decoding.drafts.choice import DraftChoice
 from decoding.drafts.draft import Distribution
 from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History
-from engine.model.forward_input import RowInput
-from engine.model.ragged_batch import MAX_BRANCHES
+from decoding.tokenizers.draft_mapping import DraftMapping
+from engine.kernels.attention import MAX_BRANCHES
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from engine.tokenizers.draft_mapping import DraftMapping
 
 WIDTH = 8  # the most tokens of a row in one step
 _MAX_CACHED_NODES = 48  # per row; beyond, no more alternatives are run

@@ -13,12 +13,11 @@ from actors.ensemble.member import MemberRow
 from actors.wire.messages import Join, LogitsReply
 from decoding.drafts.draft import Draft
 from decoding.drafts.token_tree import TokenTree
-from decoding.tokenizers.copied_text import CopiedText
-from decoding.tokenizers.text_aligner import TextAligner
-from engine.model.forward_input import RowInput, tree_input
-from engine.model.ragged_batch import MAX_BRANCHES
+from decoding.tokenizers.logits_mapping import LogitsMapping, MemberContext
+from decoding.tokenizers.text_aligner import CopiedText, TextAligner
+from engine.kernels.attention import MAX_BRANCHES
+from engine.model.ragged_batch import RowInput, tree_input
 from engine.model.runner import Runner
-from engine.tokenizers.logits_mapping import LogitsMapping, MemberContext
 
 _RUN_WITH_DRAFT = 32  # the most pending tokens of the text that a step computes, too; more are prefilled
 

@@ -7,8 +7,8 @@ from actors.wire.logits_codec import accept, pack
 from actors.wire.messages import Admit, Join, Joined, LogitsReply, LogitsRequest
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.sampling.params import SamplingParams
-from engine.model.forward_input import RowInput, draft_input
-from engine.model.ragged_batch import MAX_BRANCHES
+from engine.kernels.attention import MAX_BRANCHES
+from engine.model.ragged_batch import RowInput, draft_input
 from engine.model.runner import Runner
 
 

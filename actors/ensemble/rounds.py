@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from actors.wire.messages import Ensemble, MemberShare, MemberView, ReplicaAddress
-from decoding.blending.attribution import attribute_tokens
-from decoding.blending.blend import BlendBatch, blend
-from decoding.blending.union import keep_candidates, rank_others_below, replace_empty, top_k_union
+from decoding.blending.blend import (
+    BlendBatch,
+    attribute_tokens,
+    blend,
+    keep_candidates,
+    rank_others_below,
+    replace_empty,
+    top_k_union,
+)
 from decoding.drafts.draft import Draft
 from decoding.errors import UnavailableError
 

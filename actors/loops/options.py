@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from actors.loops.adaptation import Adaptation
 from actors.loops.row import LoadTokenizer
+from decoding.tokenizers.draft_mapping import DraftMapping
+from decoding.tokenizers.logits_mapping import LogitsMapping
 from engine.heads.proposer import HeadProposer
 from engine.model.runner import Runner
-from engine.tokenizers.draft_mapping import DraftMapping
-from engine.tokenizers.logits_mapping import LogitsMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

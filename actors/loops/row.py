@@ -13,7 +13,7 @@ from actors.wire.messages import Admit, Join, LogitsRequest, Message
 from decoding.errors import ConfigError
 from decoding.grammars.grammar import GrammarCompiler
 from decoding.grammars.structure import StructureState
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 
 RowKey = tuple[str, int]  # (peer that admitted the request, request_id)
 

@@ -18,7 +18,7 @@ from actors.loops.thread import LoopThread
 from actors.replica.roles import Loop, Role, make_loop
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import ReplicaAddress
-from engine.model.cuda_streams import use_own_stream
+from engine.model.cuda import use_own_stream
 from engine.model.runner import Runner
 
 

@@ -19,10 +19,10 @@ from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 from decoding.sampling import sampler
 from engine.heads.loader import LoadedHeads, load_heads
-from engine.heads.proposer import HeadProposer
-from engine.heads.spec import HeadsSpec
-from engine.loading.checkpoint import ModelSpec, load_model
-from engine.loading.grammar_tokenizer import structure_tokenizer
+from engine.heads.proposer import HeadProposer, HeadsSpec
+from engine.layers.faster_layers import use_faster_layers
+from engine.layers.lora import LoraLayers
+from engine.loading.checkpoint import ModelSpec, errors_of, load_model
 from engine.loading.lora import read_lora
 from engine.loading.memory_budget import (
     Bytes,
@@ -36,11 +36,9 @@ from engine.loading.memory_budget import (
 from engine.loading.settings import context_length, load_tokenizer
 from engine.loading.supported import try_out
 from engine.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
-from engine.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
+from engine.loading.tokenizers import load_draft_mappings, load_logits_mappings, structure_tokenizer
 from engine.model.cuda_graphs import graph_bytes
-from engine.model.faster_layers import use_faster_layers
-from engine.model.forward_input import RowInput
-from engine.model.lora.layers import LoraLayers
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
@@ -148,10 +146,8 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     if lora is not None:
         _load_adapters(spec, lora)
         weights = _sum([weights, lora.nbytes])
-    try:
+    with errors_of(spec):
         column: Bytes = column_bytes(try_out(model), spec.kv_torch_dtype)
-    except ConfigError as error:
-        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     if heads is None:
         return _Loaded(spec, model, weights, column, lora=lora)
     numbers = dict.fromkeys(column, heads.column_numbers * (spec.kv_torch_dtype or model.dtype).itemsize)

@@ -12,8 +12,8 @@ import torch
 from actors.loops.row import ServedRow
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError
+from engine.layers.lora import LoraLayers
 from engine.loading.lora import LoraWeights, read_lora
-from engine.model.lora.layers import LoraLayers
 
 
 class _Held:

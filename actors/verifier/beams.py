@@ -16,10 +16,9 @@ from decoding.beams.search import BeamSearch, beam_noise
 from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
-from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from decoding.sampling.sampler import process
-from engine.model.forward_input import RowInput
+from decoding.sampling.sampler import TokenLogprobs, process, token_logprobs
 from engine.model.page_tables import PageTables
+from engine.model.ragged_batch import RowInput
 
 
 class BeamRow(ServedRow):

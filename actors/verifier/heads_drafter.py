@@ -19,9 +19,8 @@ from decoding.drafts.calibration import RANKS, RankCalibration
 from decoding.drafts.choice import DraftChoice
 from decoding.drafts.draft import ProposerName
 from decoding.drafts.ranked_tree import Candidates, best_tree, tree_of
-from engine.heads.proposer import HeadProposer, Reading
-from engine.heads.sampling import DraftStart
-from engine.model.forward_input import RowInput
+from engine.heads.proposer import DraftStart, HeadProposer, Reading
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 

@@ -36,8 +36,8 @@ from actors.wire.messages import (
 from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramProposers
 from decoding.errors import InvalidRequestError, UnavailableError
+from decoding.tokenizers.logits_mapping import LogitsMapping
 from engine.model.runner import Runner
-from engine.tokenizers.logits_mapping import LogitsMapping
 
 _log = logging.getLogger(__name__)
 

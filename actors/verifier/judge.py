@@ -16,9 +16,15 @@ from decoding.drafts.rejection import RejectionRow, verify_by_rejection
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
-from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from decoding.sampling.sampler import NO_TOKEN, probabilities, reason_for_no_token, sample
-from decoding.sampling.text_table import TextTables
+from decoding.sampling.penalties import TextTables
+from decoding.sampling.sampler import (
+    NO_TOKEN,
+    TokenLogprobs,
+    probabilities,
+    reason_for_no_token,
+    sample,
+    token_logprobs,
+)
 from decoding.sampling.transfer import tensor_on
 
 Value = TypeVar("Value")

@@ -31,11 +31,11 @@ from actors.verifier.rows import TargetRows
 from actors.verifier.step_proposers import StepProposer, StepProposers
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
-from decoding.grammars.mask_threads import MaskThreads
-from decoding.sampling.text_table import TextTables
-from engine.model.forward_input import RowInput, with_adapter
+from decoding.grammars.structure import MaskThread
+from decoding.sampling.penalties import TextTables
+from engine.model.cuda import StepTimer
+from engine.model.ragged_batch import RowInput, with_adapter
 from engine.model.runner import Runner
-from engine.model.step_timer import StepTimer
 
 Shares = Sequence[Share[ServedRow]]
 
@@ -68,7 +68,7 @@ class Target:
         self._committer = Committer(self._rows, runner, self._planner, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
         self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
-        self._masks = MaskThreads()
+        self._masks = MaskThread()
         self._texts = TextTables()
         self._counted_until_s = 0.0  # the end of the last verified step, or of the wait for rows
 

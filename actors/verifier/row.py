@@ -14,8 +14,8 @@ from decoding.drafts.length import AcceptanceEstimate
 from decoding.drafts.proposer import Proposer
 from decoding.drafts.trie import DraftTrie
 from decoding.sampling.history import History, Positions
-from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from engine.model.forward_input import RowInput, draft_input
+from decoding.sampling.sampler import TokenLogprobs, token_logprobs
+from engine.model.ragged_batch import RowInput, draft_input
 
 
 class Verification(NamedTuple):
@@ -112,9 +112,7 @@ class TargetRow(ServedRow):
             inputs = super().inputs(limit)
             if self.wants_prompt_logprobs:
                 inputs = [replace(chunk, wanted=None) for chunk in inputs]
-        if self.prompt_positions is not None:
-            inputs = [replace(row_input, prompt_positions=self.prompt_positions) for row_input in inputs]
-        return inputs
+        return [self._placed(row_input) for row_input in inputs]
 
     def take(self, logits: Tensor, rows: range) -> None:
         """Note what decides on the draft. The leader of an ensemble blends it with what the members reply."""
@@ -252,8 +250,13 @@ class TargetRow(ServedRow):
     def attention_input(self) -> RowInput:
         """Return what the answer was drawn after, whose attention to the prompt is wanted once the answer is there."""
         start = self.prompt_length - 1
-        positions, adapter = self.prompt_positions, self.adapter_slot or 0
-        return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=positions, adapter=adapter)
+        return self._placed(RowInput(self.slot, start, self.tokens[start:-1], adapter=self.adapter_slot or 0))
+
+    def _placed(self, row_input: RowInput) -> RowInput:
+        """Return the input with its tokens' positions in the whole text, where the prompt is shortened."""
+        if self.prompt_positions is None:
+            return row_input
+        return replace(row_input, positions=self.prompt_positions.translate(row_input.text_positions))
 
     def _note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
         """Keep the prompt's log-probabilities. logits: [N, V], after each token of a prefill chunk."""

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from engine.model.forward_input import RowInput
+from engine.model.cuda import StepTimer
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from engine.model.step_timer import StepTimer
 
 _SMOOTHING = 0.1  # weight of the newest step
 _RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean

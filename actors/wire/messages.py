@@ -20,14 +20,14 @@ import msgspec
 
 from actors.wire.logits_codec import LogitsTransport, PackedLogits
 from actors.wire.shared_memory import SharedOffer
-from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.beams.search import Hypothesis
+from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import Distribution, ProposerName
 from decoding.drafts.ngram import NgramOptions
 from decoding.prompt_positions import PromptPositions
-from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 
 # Number of the messages' format. Raise it when older and newer versions would misread each other, as where a field is

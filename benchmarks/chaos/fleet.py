@@ -31,7 +31,7 @@ from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError
 from deployments.replicas.discovery import Discovery, ReplicaAddresses
 from engine.loading.checkpoint import ModelSpec
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 _ASK_S = 3.0  # time for a replica to return its address, as in deployments/replicas/discovery.py
 _GIVEN_UP_S = 12.0  # time without an answer after which a process is killed

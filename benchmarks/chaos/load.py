@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConsortError
-from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams, Structure
+from decoding.sampling.sampler import TokenLogprobs
 from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts
 

@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 from actors.replica.roles import Role
 from deployments.configuration.config import ServerConfig
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 # A verb, `kill`, `hang`, `update` or `scale`, and its object: a model, `coordinator`, `controller`, `proxy` or `all`.
 Kind = str

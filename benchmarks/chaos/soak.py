@@ -36,8 +36,8 @@ from benchmarks.chaos.load import Case, collect, make_cases
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
-from engine.loading.grammar_tokenizer import structure_tokenizer
 from engine.loading.settings import load_tokenizer
+from engine.loading.tokenizers import structure_tokenizer
 from engine.model.runner import Runner
 
 _DISCONNECTS = 0.4  # share of all requests

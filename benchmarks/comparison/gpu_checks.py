@@ -10,7 +10,7 @@ from statistics import median
 
 from actors.drafter.chain import ChainStart, DraftChain
 from decoding.sampling.params import SamplingParams
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _TOKENS = 48  # of each text

@@ -32,8 +32,7 @@ from benchmarks.peers.ours import Ours
 from benchmarks.peers.replica import MeasuredReplica, Role
 from benchmarks.peers.workload import Workload
 from benchmarks.report import table, write
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.settings import load_tokenizer
 from training.heldout import read_prompts

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
-from engine.model.ragged_batch import RaggedBatch
+from engine.kernels.attention import AttentionArgs, RaggedBatch
 
 _DEVICE = "cuda"
 _HEADS, _KV_HEADS, _HEAD_DIM, _PAGE = 32, 8, 128, 16
@@ -68,7 +68,7 @@ def _time(name: str, kernel: Callable[[], object], plain: Callable[[], object], 
 
 def _attention(rows: int, width: int, columns: int) -> KernelTime:
     """torch: its fused attention over keys and values without pages or gaps, the mask built already."""
-    from engine.model.attention.triton_kernel import attend
+    from engine.kernels.triton_attention import attend
 
     pages = columns // _PAGE
     batch, tables = text_batch(rows, width, columns, _DEVICE)
@@ -76,11 +76,12 @@ def _attention(rows: int, width: int, columns: int) -> KernelTime:
     values = _random(rows * pages + 1, _KV_HEADS, _PAGE, _HEAD_DIM)
     query, new = _random(rows * width, _HEADS, _HEAD_DIM), _random(rows * width, _KV_HEADS, _HEAD_DIM)
     plain_keys, plain_values = (_random(rows, _KV_HEADS, columns, _HEAD_DIM) for _ in range(2))
+    args = AttentionArgs(query, new, new, keys, values, tables, batch, scale=0.1)
     queries = query.view(rows, width, _HEADS, _HEAD_DIM).transpose(1, 2)
     mask = torch.ones(width, columns, dtype=torch.bool, device=_DEVICE).tril(columns - width)
     return _time(
         f"attention {rows} × {width}, {columns} columns",
-        lambda: attend(query, new, new, keys, values, tables, batch, scale=0.1),
+        lambda: attend(args),
         lambda: scaled_dot_product_attention(queries, plain_keys, plain_values, attn_mask=mask, enable_gqa=True),
         sum(tensor.nbytes for tensor in (plain_keys, plain_values, query, query, new, new)),
     )
@@ -124,7 +125,7 @@ def _choice(name: str, setting: tuple[float, float, float, float], rows: int) ->
 
 def _product(name: str, inputs: int, features: int, tokens: int) -> KernelTime:
     """torch: `linear`, whose order of summation depends on the number of tokens."""
-    from engine.model.fixed_order.linear import fixed_order_linear
+    from engine.kernels.triton_linear import fixed_order_linear
 
     x, weight = _random(tokens, inputs), _random(features, inputs)
     dtype = torch.float32 if name == "output" else x.dtype
@@ -137,7 +138,7 @@ def _product(name: str, inputs: int, features: int, tokens: int) -> KernelTime:
 
 
 def _norm(tokens: int) -> KernelTime:
-    from engine.model.fixed_order.norm import fixed_order_rms_norm
+    from engine.kernels.triton_elementwise import fixed_order_rms_norm
 
     x, weight = _random(tokens, _HIDDEN), _random(_HIDDEN)
     return _time(

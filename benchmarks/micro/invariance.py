@@ -33,10 +33,10 @@ from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import NgramOptions
 from decoding.drafts.token_tree import TokenTree
 from decoding.sampling.params import SamplingParams
+from engine.kernels import attention as reference
+from engine.kernels.attention import AttentionArgs
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.settings import load_tokenizer
-from engine.model.attention import reference
-from engine.model.ragged_batch import RaggedBatch
 from engine.model.runner import Runner
 from training.heldout import read_prompts
 
@@ -46,37 +46,26 @@ _RIGHT = 0.75  # the share of draft tokens that are the text's own
 _REPLICAS = "first", "second"
 
 
-def _sdpa(
-    query: Tensor,  # [N, heads, D]
-    key: Tensor,  # [N, kv_heads, D]
-    value: Tensor,  # [N, kv_heads, D]
-    keys: Tensor,  # [pages, kv_heads, D, page_size]
-    values: Tensor,  # [pages, kv_heads, page_size, D]
-    tables: Tensor,  # [slots + 1, P] int32
-    batch: RaggedBatch,
-    **options: float | None,
-) -> Tensor:
+def _sdpa(args: AttentionArgs) -> Tensor:
     """Attend by torch's function, row by row: [N, heads, D]."""
-    reference.write(key, value, keys, values, tables, batch)
-    output = torch.empty_like(query)
-    slots, lengths, offsets = (part.tolist() for part in (batch.slots, batch.lengths, batch.offsets))
+    reference.write(args)
+    output = torch.empty_like(args.query)
+    slots, lengths, offsets = (part.tolist() for part in (args.batch.slots, args.batch.lengths, args.batch.offsets))
     for slot, length, start, end in zip(slots, lengths, offsets, offsets[1:], strict=False):
-        pages, tokens = tables[slot, : -(-length // keys.shape[-1])].long(), slice(start, end)
-        row_keys = keys[pages].permute(1, 0, 3, 2).flatten(1, 2)[None, :, :length]  # [1, kv_heads, L, D]
-        row_values = values[pages].transpose(0, 1).flatten(1, 2)[None, :, :length]
-        mask, heads = reference.visible(batch, tokens, length, None), query[tokens].transpose(0, 1)[None]
-        result = scaled_dot_product_attention(
-            heads, row_keys, row_values, mask, scale=options["scale"], enable_gqa=True
-        )
+        pages, tokens = args.tables[slot, : -(-length // args.keys.shape[-1])].long(), slice(start, end)
+        row_keys = args.keys[pages].permute(1, 0, 3, 2).flatten(1, 2)[None, :, :length]  # [1, kv_heads, L, D]
+        row_values = args.values[pages].transpose(0, 1).flatten(1, 2)[None, :, :length]
+        mask, heads = reference.visible(args, tokens, length), args.query[tokens].transpose(0, 1)[None]
+        result = scaled_dot_product_attention(heads, row_keys, row_values, mask, scale=args.scale, enable_gqa=True)
         output[tokens] = result[0].transpose(0, 1)
     return output
 
 
 # What to replace by what was there before, to see what it is worth.
 _WITHOUT = {
-    "logits": ("engine.model.faster_layers.replace_output_layer", lambda model: None),  # rounded to the model's type
-    "products": ("engine.model.packed_linear.has_kernel", lambda weight: False),  # computed by oneDNN
-    "attention": ("engine.model.attention.interface._implementation", lambda query, keys: _sdpa),
+    "logits": ("engine.layers.faster_layers.replace_output_layer", lambda model: None),  # rounded to the model's type
+    "products": ("engine.layers.linear.has_kernel", lambda weight: False),  # computed by oneDNN
+    "attention": ("engine.model.attention._implementation", lambda args: _sdpa),
 }
 
 

@@ -23,7 +23,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from benchmarks.report import write
 from decoding.sampling.params import SamplingParams
-from engine.model.faster_layers import use_faster_layers
+from engine.layers.faster_layers import use_faster_layers
 from engine.model.runner import Runner
 
 _VOCAB = 4096

@@ -35,8 +35,8 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.loading import load_endpoints
-from engine.loading.grammar_tokenizer import structure_tokenizer
 from engine.loading.settings import load_tokenizer
+from engine.loading.tokenizers import structure_tokenizer
 from engine.model.runner import Runner
 
 SIZES = (2_048, 151_936, 262_144)

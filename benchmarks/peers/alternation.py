@@ -18,7 +18,7 @@ from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.sampler import sample
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 

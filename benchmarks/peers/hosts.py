@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -17,8 +17,8 @@ from actors.loops.thread import LoopThread, LoopTimes
 from actors.replica.roles import Role as ReplicaRole
 from actors.replica.roles import make_loop
 from actors.wire.link import LocalLink
-from engine.model.cuda_streams import use_own_stream
-from engine.model.forward_input import RowInput
+from engine.model.cuda import use_own_stream
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 if TYPE_CHECKING:

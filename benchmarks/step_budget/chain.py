@@ -7,7 +7,7 @@ from benchmarks.step_budget.host_clock import HostClock
 from benchmarks.step_budget.metered_runner import MeteredRunner
 from benchmarks.step_budget.stage import WARM_UPS, Load
 from benchmarks.step_budget.traffic import Traffic
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 
 
 class ChainStage:

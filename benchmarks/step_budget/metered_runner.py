@@ -17,9 +17,9 @@ from benchmarks.step_budget.recorder import FakeCapture
 from benchmarks.step_budget.shapes import meta_model
 from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, storage
 from decoding.sampling import sampler
-from engine.model.attention import interface
-from engine.model.forward_input import RowInput
-from engine.model.ragged_batch import RaggedBatch
+from engine.kernels.attention import RaggedBatch
+from engine.model import attention as interface
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 WEIGHTS, KEYS_AND_VALUES, LOGITS = "weights", "keys and values", "logits"

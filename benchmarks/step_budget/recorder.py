@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from benchmarks.step_budget.traffic import Meter, Traffic
-from engine.model.graph_recorder import Replay
+from engine.model.cuda import Replay
 
 
 class FakeCapture:

@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from engine.model.faster_layers import use_faster_layers
+from engine.layers.faster_layers import use_faster_layers
 
 # hidden, layers, heads, kv heads, intermediate, tied output layer
 _SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from cli.commands.model_path import located
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 
 @click.command(short_help="Teach a model your own chats or texts.")

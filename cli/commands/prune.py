@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cli.commands.model_path import located
 from decoding.errors import ConfigError
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,10 +7,10 @@ import click
 
 from cli.commands.model_path import located
 from cli.commands.student_options import StudentOptions, student_options, timed_report
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 if TYPE_CHECKING:
-    from engine.heads.spec import HeadsKind
+    from engine.heads.proposer import HeadsKind
 
 
 class Layers(click.ParamType[int | tuple[int, ...]]):

@@ -1,4 +1,4 @@
-"""Beam search options of a request, named as in transformers' `generate`. Knows nothing of batches or tensors."""
+"""Beam search options of a request, named as in transformers' `generate`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,25 +32,18 @@ class BeamOptions:
     force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()  # phrases of each word, of which one must appear
 
     def __post_init__(self) -> None:
-        require(1 <= self.num_beams <= MAX_BEAMS, "num_beams", self.num_beams, f"from 1 to {MAX_BEAMS}")
-        require(
-            1 <= self.num_return_sequences <= self.num_beams,
-            "num_return_sequences",
-            self.num_return_sequences,
-            f"from 1 to num_beams, {self.num_beams}",
-        )
-        bound = _MAX_LENGTH_PENALTY
-        require(abs(self.length_penalty) <= bound, "length_penalty", self.length_penalty, f"from -{bound} to {bound}")
-        groups = self.num_beam_groups
-        fits = groups >= 1 and self.num_beams % groups == 0
-        require(fits, "num_beam_groups", groups, f"a divisor of num_beams, {self.num_beams}")
-        penalty = self.diversity_penalty
-        most = _MAX_DIVERSITY_PENALTY
-        require(0 <= penalty <= most, "diversity_penalty", penalty, f"from 0 to {most}")
-        is_redundant = groups > 1 and penalty == 0
-        require(
-            not is_redundant, "diversity_penalty", penalty, "above 0, or num_beam_groups 1: equal groups find the same"
-        )
+        beams, groups, penalty = self.num_beams, self.num_beam_groups, self.diversity_penalty
+        most, longest = _MAX_DIVERSITY_PENALTY, _MAX_LENGTH_PENALTY
+        alike = "above 0, or num_beam_groups 1: equal groups find the same"
+        for field, holds, expected in (
+            ("num_beams", 1 <= beams <= MAX_BEAMS, f"from 1 to {MAX_BEAMS}"),
+            ("num_return_sequences", 1 <= self.num_return_sequences <= beams, f"from 1 to num_beams, {beams}"),
+            ("length_penalty", abs(self.length_penalty) <= longest, f"from -{longest} to {longest}"),
+            ("num_beam_groups", groups >= 1 and beams % groups == 0, f"a divisor of num_beams, {beams}"),
+            ("diversity_penalty", 0 <= penalty <= most, f"from 0 to {most}"),
+            ("diversity_penalty", groups == 1 or penalty != 0, alike),
+        ):
+            require(holds, field, getattr(self, field), expected)
         words = self.force_words_ids
         require(all(word and all(word) for word in words), "force_words", words, "phrases that are not empty")
 

@@ -1,9 +1,9 @@
 """Blends: how the members' logits become the logits of one target distribution.
 
-Works on a flat batch of N positions of any rows, each with its own weights and settings. Knows nothing of where members
-run. The result needs no normalisation and is sampled like the logits of a single model. Absent members have weight 0;
-their logits may be anything, NaN included. If all members with a weight have the same logits, the blend is bitwise
-these logits, except that of `contrastive`.
+Works on a flat batch of N positions of any rows, each with its own weights and settings. The result needs no
+normalisation and is sampled like the logits of a single model. Absent members have weight 0; their logits may be
+anything, NaN included. If all members with a weight have the same logits, the blend is bitwise these logits, except
+that of `contrastive`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from decoding.blending.params import BlendParams
-from decoding.kernels.log_add import log_add
+from decoding.sampling.processors import log_add
 from decoding.sampling.transfer import tensor_on
 
 _NEG_INF = float("-inf")
 _MIN_LOG_PROB = -1e3  # of a token that the amateur rules out
 _TIE = 1e-5  # tolerance for votes, which sum to 1, and for logarithms of mean probabilities
+TokenAttribution = tuple[float, bool, float]  # log-probability, whether it was the most probable token, share
+_GAP = 1e4  # between the worst candidate and all other tokens; no bias closes it
 
 
 def mixture(logits: Tensor, weights: Tensor) -> Tensor:
@@ -223,3 +225,65 @@ def _implausible(expert: Tensor, alpha: Tensor) -> Tensor:
     """Return which tokens are less probable than α times the expert's best, [N, V]. expert: [N, V]; alpha: [N]."""
     best = expert.amax(dim=-1, keepdim=True)
     return (expert < best + alpha.log()[:, None]) | (expert == _NEG_INF)
+
+
+def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[float]) -> list[list[TokenAttribution]]:
+    """Compute each member's log-probability, agreement and share of each token.
+
+    A share is weight × probability, divided by the sum over members. In a mixture it is the probability that the token
+    came from the member. If all members rule the token out, shares are 0.
+
+    Args:
+        logits: [M, N, V] of any float type, before each token.
+        tokens: [N]
+        weights: [M] at least 0.
+
+    Returns:
+        [N][M]
+    """
+    index = torch.tensor(tokens, device=logits.device)[None, :, None].expand(len(logits), -1, 1)
+    logprobs = logits.float().log_softmax(dim=-1)
+    own = logprobs.gather(-1, index).squeeze(-1)  # [M, N]
+    agreed = logits.argmax(dim=-1) == index.squeeze(-1)
+    scores = own + torch.tensor(weights, device=logits.device).log()[:, None]
+    shares = scores.softmax(dim=0).nan_to_num(nan=0.0)
+    columns = zip(own.T.tolist(), agreed.T.tolist(), shares.T.tolist(), strict=True)
+    return [list(zip(*column, strict=True)) for column in columns]
+
+
+def replace_empty(logits: Tensor, fallback: Tensor) -> Tensor:
+    """Replace rows of a member's logits that are all −∞ by those of `fallback`. Both: [N, V]."""
+    return torch.where(logits.amax(dim=-1, keepdim=True) == _NEG_INF, fallback, logits)
+
+
+def top_k_union(own: Tensor, count: int, others: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    """Return the union of each member's `count` most probable tokens, [N, V] bool (Yao et al., arXiv 2410.03777).
+
+    Args:
+        own: [N, V] the leader's logits.
+        others: [M − 1][N] the most probable tokens of each other member; those beyond V, its padding, don't count.
+    """
+    union = torch.zeros_like(own, dtype=torch.bool)
+    union.scatter_(-1, own.topk(min(count, own.shape[-1]), dim=-1).indices, True)
+    pairs = [
+        (row, token) for best in others for row, tokens in enumerate(best) for token in tokens if token < own.shape[-1]
+    ]
+    if pairs:
+        rows, tokens = torch.tensor(pairs, device=own.device).T
+        union[rows, tokens] = True
+    return union
+
+
+def keep_candidates(logits: Tensor, candidates: Tensor) -> Tensor:
+    """Set the logits of all tokens but the candidates to −∞. Both: [N, V]."""
+    return logits.masked_fill(~candidates, _NEG_INF)
+
+
+def rank_others_below(blended: Tensor, own: Tensor, candidates: Tensor) -> Tensor:
+    """Add all other tokens to a blend of candidates, far below them and in the leader's order. Each: [N, V].
+
+    So tokens remain if a request forbids all candidates, for instance by its grammar.
+    """
+    least = blended.masked_fill(blended == _NEG_INF, torch.inf).amin(dim=-1, keepdim=True)
+    others = least - _GAP + own - own.amax(dim=-1, keepdim=True)
+    return torch.where(candidates, blended, others)

@@ -1,8 +1,8 @@
-"""Blend parameters of a request, and the weights of its members. Knows nothing of batches or tensors."""
+"""Options of an ensemble: how members are blended, their weights, and what happens if one fails."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from decoding.errors import UnavailableError, require
@@ -35,25 +35,23 @@ class BlendParams:
     amateur_temperature: float = 1.0  # contrastive, difference
 
     def __post_init__(self) -> None:
-        require(self.kind in get_args(BlendKind), "kind", self.kind, f"one of {', '.join(get_args(BlendKind))}")
-        forms = get_args(ContrastiveForm)
-        require(self.form in forms, "form", self.form, " or ".join(forms))
-        require(
-            all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
-            and (not self.weights or 0 < sum(self.weights) < math.inf),
-            "weights",
-            self.weights,
-            "finite numbers of at least 0, not all of them 0",
-        )
-        require(0 <= self.threshold <= 1, "threshold", self.threshold, "a number from 0 to 1")
-        require(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 (all tokens stay) to 1")
-        require(0 <= self.beta <= MAX_BETA, "beta", self.beta, f"a number from 0 to {MAX_BETA}")
-        require(
-            MIN_AMATEUR_TEMPERATURE <= self.amateur_temperature <= MAX_AMATEUR_TEMPERATURE,
-            "amateur_temperature",
-            self.amateur_temperature,
-            f"a number from {MIN_AMATEUR_TEMPERATURE} to {MAX_AMATEUR_TEMPERATURE}",
-        )
+        kinds, forms, weights = get_args(BlendKind), get_args(ContrastiveForm), self.weights
+        low, high = MIN_AMATEUR_TEMPERATURE, MAX_AMATEUR_TEMPERATURE
+        are_weights = all(math.isfinite(weight) and weight >= 0 for weight in weights)
+        for name, holds, expected in (
+            ("kind", self.kind in kinds, f"one of {', '.join(kinds)}"),
+            ("form", self.form in forms, " or ".join(forms)),
+            (
+                "weights",
+                are_weights and (not weights or 0 < sum(weights) < math.inf),
+                "finite numbers of at least 0, not all of them 0",
+            ),
+            ("threshold", 0 <= self.threshold <= 1, "a number from 0 to 1"),
+            ("alpha", 0 <= self.alpha <= 1, "a number from 0 (all tokens stay) to 1"),
+            ("beta", 0 <= self.beta <= MAX_BETA, f"a number from 0 to {MAX_BETA}"),
+            ("amateur_temperature", low <= self.amateur_temperature <= high, f"a number from {low} to {high}"),
+        ):
+            require(holds, name, getattr(self, name), expected)
 
     def require_members(self, count: int) -> None:
         """Check the parameters against the number of members, M.
@@ -116,3 +114,44 @@ class BlendParams:
             names = ", ".join(str(i) for i, is_present in enumerate(present) if is_present)
             raise UnavailableError(f"A {self.kind} blend with weights {given} needs more than members [{names}].")
         return tuple(weight / total for weight in weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleOptions:
+    """Options of one request.
+
+    Raises:
+        InvalidRequestError: a value is out of range; the error names the field.
+    """
+
+    blend: BlendParams = field(default_factory=BlendParams)
+    on_member_failure: Literal["fail", "drop"] = "fail"
+    min_members: int = 1  # leader included; with fewer members the request always fails
+    member_timeout_s: float = 30.0  # maximum time of a member's reply
+    member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the members' logits in messages
+    member_top_k: int = 0  # number of logits per position in messages; 0: all
+    report_contributions: bool = False  # whether to report each member's contribution to each token
+    vocabulary: VocabularyKind = "shared"  # tokens on which members are blended
+    vocabulary_top_k: int = 10  # topk_union: candidates of each member
+
+    def __post_init__(self) -> None:
+        require(self.min_members >= 1, "min_members", self.min_members, "a whole number of at least 1")
+        require(self.member_top_k >= 0, "member_top_k", self.member_top_k, "a whole number from 0 (all)")
+        require(
+            self.blend.kind != "contrastive" or self.member_top_k == 0,
+            "blend.kind",
+            self.blend.kind,
+            "another one unless member_top_k is 0 (it would prefer tokens that the amateur does not send)",
+        )
+        require(self.vocabulary_top_k >= 1, "vocabulary_top_k", self.vocabulary_top_k, "a whole number of at least 1")
+        timeout_ms = 1e3 * self.member_timeout_s
+        require(0 < timeout_ms < math.inf, "member_timeout_ms", timeout_ms, "more than 0")
+
+    @property
+    def best_count(self) -> int:
+        """Number of each member's most probable tokens that are candidates; 0: all tokens are."""
+        return self.vocabulary_top_k if self.vocabulary == "topk_union" else 0
+
+    def has_quorum(self, present: Sequence[bool]) -> bool:
+        """Whether enough members are present to start or to go on. present: [M]"""
+        return all(present) or (self.on_member_failure == "drop" and sum(present) >= self.min_members)

@@ -1,11 +1,11 @@
 """Compiled grammars, which the answers of structured requests must match.
 
 The engine is llguidance (Earley parser over derivative-based lexers, https://github.com/guidance-ai/llguidance).
-Knows nothing of where tokenizers come from, or of drafts and models.
 """
 
 import ctypes
 import json
+import re
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +17,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 from decoding.errors import InvalidRequestError
-from decoding.grammars.gbnf import plain_gbnf
 from decoding.grammars.json_schema import strict
 from decoding.sampling.params import Structure, StructureKind
 
@@ -32,6 +31,14 @@ _STACK_BYTES = 64 * 2**20
 _LEAST_BYTES = 2**18  # of a compiled grammar
 _PAGE_BYTES = resource.getpagesize()
 _stack_size = Lock()  # the stack size is a setting of the process
+
+# Of GBNF, llama.cpp's notation.
+_ITEM = re.compile(
+    r"""(?P<text>"(?:\\.|[^"\\])*") | (?P<characters>\[(?:\\.|[^\]\\])*\]) | (?P<comment>\#[^\n]*) | (?P<any>\.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ANY = "[\\x00-\U0010ffff]"  # a line's end, too
 
 T = TypeVar("T")
 
@@ -155,7 +162,6 @@ def _return_memory() -> None:
 
 
 def _notation(structure: Structure) -> str:
-    """Return the structure in llguidance's notation."""
     definition = structure.definition
     limit = MAX_DEFINITION[structure.kind]
     if len(definition) > limit:
@@ -169,7 +175,7 @@ def _notation(structure: Structure) -> str:
             case "choice":
                 return _choice_notation(structure)
             case "grammar":
-                return grammar_from("grammar", definition if is_lark_syntax(definition) else plain_gbnf(definition))
+                return grammar_from("grammar", definition if is_lark_syntax(definition) else _plain_gbnf(definition))
     except RecursionError as error:
         raise structure_error(structure, _TOO_DEEP) from error
     except (ValueError, ArithmeticError) as error:  # JSON and Unicode errors are ValueErrors
@@ -218,3 +224,33 @@ def structure_error(structure: Structure, reason: str) -> InvalidRequestError:
     """Return the error for a structure that can't be served."""
     field = f"structured_outputs.{structure.kind}"
     return InvalidRequestError(f"{field}: {' '.join(reason.split())}", field=field)
+
+
+def _plain_gbnf(grammar: str) -> str:
+    """Return a grammar in llama.cpp's notation with characters instead of their numbers, as llguidance reads it.
+
+    Raises:
+        ValueError: there is no character of a number.
+    """
+    return _ITEM.sub(_plain_item, grammar)
+
+
+def _plain_item(item: re.Match[str]) -> str:
+    text = item[0]
+    match item.lastgroup:
+        case "text":
+            return _CODE.sub(lambda code: _plain(code, brackets="[]"), text)
+        case "characters":
+            # Doubled, they are operators in the expressions that the converter makes.
+            return _CODE.sub(lambda code: _plain(code, brackets=""), text).replace("&", r"\x26").replace("~", r"\x7e")
+        case "any":
+            return _ANY
+    return text
+
+
+def _plain(code: re.Match[str], brackets: str) -> str:
+    """Return a character for its escape; those of ASCII may have a meaning of their own, and stay escaped."""
+    if code[4] is not None:
+        return code[4] if code[4] in brackets else code[0]
+    number = int(code[1] or code[2] or code[3], 16)
+    return f"\\x{number:02x}" if number < 0x80 else chr(number)

@@ -222,7 +222,6 @@ def _plain(number: Decimal) -> float:
 
 
 def _decimal(number: float) -> Decimal:
-    """Return the number as JSON writes it."""
     return Decimal(number) if isinstance(number, int) else Decimal(repr(number))
 
 

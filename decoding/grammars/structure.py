@@ -1,9 +1,7 @@
-"""Token masks of a structured answer: which tokens its grammar allows after the text, and after each draft token.
-
-Knows nothing of logits, devices, messages or how grammars work.
-"""
+"""Token masks of a structured answer: which tokens its grammar allows after the text, and after each draft token."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -169,13 +167,11 @@ class StructureState:
         return True
 
     def _rollback(self, depth: int) -> None:
-        """Undo all draft tokens but the first `depth`."""
         if depth < len(self._path):
             self._matcher.rollback(len(self._path) - depth)
             del self._path[depth:]
 
     def _catch_up(self) -> None:
-        """Consume the new tokens of the text."""
         text = self._text(self._consumed)
         self._consumed = len(self._tokens)
         if not text:
@@ -244,7 +240,6 @@ def _select(draft: Draft, keep: Sequence[bool]) -> Draft:
 
 
 def _words(vocab_size: int) -> int:
-    """Return the number of 32-bit words with a bit for each token."""
     return -(-vocab_size // 32)
 
 
@@ -256,3 +251,29 @@ def _bits(tokens: Iterable[int]) -> int:
 def _mask(bits: int, words: int) -> Tensor:
     """Return [words] int32; the first token is the lowest bit of the first word."""
     return torch.frombuffer(bytearray(bits.to_bytes(4 * words, "little")), dtype=torch.int32)
+
+
+class MaskThread:
+    """Computes the masks of a step while the model runs. More threads would be slower: they contend for the GIL."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    def start(
+        self, states: Sequence[StructureState | None], drafts: Sequence[Draft]
+    ) -> Callable[[], list[Tensor | None]]:
+        """Start computing `StructureState.masks` of each row. The function that is returned waits for them.
+
+        Until it has returned, neither the states nor their texts may change.
+        """
+        if not any(states):
+            return lambda: [None] * len(states)
+
+        def compute() -> list[Tensor | None]:
+            return [None if state is None else state.masks(draft) for state, draft in zip(states, drafts, strict=True)]
+
+        return self._pool.submit(compute).result
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown()

@@ -5,8 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from decoding.kernels.native import library
-from decoding.kernels.native_choice import choose_tokens
+from decoding.kernels.native import choose_tokens, library
 
 
 class Choose(Protocol):

@@ -1,4 +1,4 @@
-"""Builds C++ with the machine's own compiler on first use, and caches it on disk. Must not know what the C++ does.
+"""Builds C++ with the machine's own compiler on first use, and caches it on disk.
 
 The functions are called through ctypes, on tensors' memory. They share torch's OpenMP threads, because that library is
 already loaded under the same name.

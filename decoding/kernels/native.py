@@ -1,8 +1,11 @@
-"""The C++ functions of this folder."""
+"""The C++ functions of this folder, for CPUs: the fused choice of tokens, and penalties on the tokens of texts."""
 
 import ctypes
 import functools
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from decoding.kernels import compiler
 
@@ -24,3 +27,70 @@ def library() -> ctypes.CDLL | None:
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
     return loaded
+
+
+def choose_tokens(
+    logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Do what `Choose` says, on a CPU."""
+    native = library()
+    assert native is not None
+    rows, vocab_size = logits.shape
+    settings = settings.contiguous()  # has to live during the call
+    tokens = torch.empty(rows, count, dtype=torch.int64)
+    scores = torch.empty(rows, count)
+    native.choose_tokens(
+        logits.data_ptr(),
+        settings.data_ptr(),
+        None if token_ids is None else token_ids.data_ptr(),
+        rows,
+        vocab_size,
+        count,
+        torch.get_num_threads(),
+        tokens.data_ptr(),
+        scores.data_ptr(),
+    )
+    return tokens, scores
+
+
+def penalise_(logits: Tensor, shape: Tensor, tokens: Tensor, counts: Tensor, settings: Tensor, total: int) -> Tensor:
+    """Change logits in place. Returns the values before, [E] float32, row after row.
+
+    Args:
+        logits: [N, V] float32, contiguous.
+        shape: [2, N] int64: how many of the tokens belong to each row, and the first of them.
+        tokens: [U] int64
+        counts: [U] float32, of each token in the answer.
+        settings: [3, N] float32: repetition, frequency and presence penalty.
+        total: E, the sum of shape[0].
+    """
+    native = library()
+    assert native is not None
+    before = torch.empty(total)
+    native.penalise(
+        logits.data_ptr(),
+        *logits.shape,
+        shape[0].data_ptr(),
+        shape[1].data_ptr(),
+        tokens.data_ptr(),
+        counts.data_ptr(),
+        settings.data_ptr(),
+        torch.get_num_threads(),
+        before.data_ptr(),
+    )
+    return before
+
+
+def restore_(logits: Tensor, shape: Tensor, tokens: Tensor, before: Tensor) -> None:
+    """Undo `penalise_`."""
+    native = library()
+    assert native is not None
+    native.restore(
+        logits.data_ptr(),
+        *logits.shape,
+        shape[0].data_ptr(),
+        shape[1].data_ptr(),
+        tokens.data_ptr(),
+        torch.get_num_threads(),
+        before.data_ptr(),
+    )

@@ -1,6 +1,6 @@
 """What the sampler must know of the positions of a batch, as tensors on the device of the logits.
 
-Built once a step. Must not know where the positions come from.
+Built once a step.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +15,9 @@ from torch import Tensor
 from decoding.sampling.history import History, Position, Positions
 from decoding.sampling.noise import noise_keys
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.penalties import TextTables
 from decoding.sampling.processors import COMMON, RARE, Stage
 from decoding.sampling.shaping import Shaping, is_shaped
-from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import copy_to
 
 COLUMNS = (*COMMON, "first key", "second key")
@@ -133,7 +133,6 @@ def _own_settings(histories: Sequence[History]) -> numpy.ndarray:
 
 
 def _stages(requests: Sequence[Positions], device: torch.device | str) -> Iterator[Stage]:
-    """Yield the rare processors that act on any of the positions."""
     params = [request.history.params for request in requests for _ in request.depths]
     for field, function in RARE.items():
         values = [(row, getattr(p, field)) for row, p in enumerate(params) if not p.greedy]

@@ -1,4 +1,4 @@
-"""A request's text as its logits processors see it. Must not know about logits or batches."""
+"""A request's text as its logits processors see it."""
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decoding.sampling.noise import stream_key
 from decoding.sampling.params import SamplingParams, Traits
-from decoding.sampling.token_lists import TokenSet
+from decoding.sampling.transfer import TokenSet
 
 _SLICE = 2048  # tokens
 

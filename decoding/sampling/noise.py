@@ -3,8 +3,7 @@
 Target and drafter use the same seed and position, so they see the same noise, which couples their samples: Daliri,
 Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978, section 3.
 Rejection sampling needs other, independent streams of the same seed and position (docs/verification.md). The noise is
-integer arithmetic up to two logarithms in float64, rounded to float32, so every device draws the same numbers. Knows
-nothing of requests.
+integer arithmetic up to two logarithms in float64, rounded to float32, so every device draws the same numbers.
 
 The hash is the 32-bit two-round xorshift-multiply permutation of Chris Wellons' hash-prospector (constants
 0x21f0aaad, 0x735a2d97), applied twice with two independent 32-bit keys derived from (seed, position).

@@ -1,4 +1,4 @@
-"""Sampling and stopping parameters of a request. Knows nothing of batches or tensors."""
+"""Sampling and stopping parameters of a request."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -84,53 +84,46 @@ class SamplingParams:
     prompt_attention: bool = False  # return how much the answer's tokens attend to each token of the prompt
 
     def __post_init__(self) -> None:
-        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
-        require(
-            self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE,
-            "temperature",
-            self.temperature,
-            f"0 (greedy) or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}",
-        )
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and at most 1 (1 turns it off)")
-        require(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"a whole number from 0 (off) to {MAX_TOP_K}")
-        require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number from 0 (off) to 1")
-        require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number above 0 and at most 1 (off)")
-        for field, value in (("epsilon_cutoff", self.epsilon_cutoff), ("eta_cutoff", self.eta_cutoff)):
-            require(0 <= value < 1, field, value, "a number from 0 (off) to below 1")
-        require(
-            0.01 <= self.repetition_penalty <= 100,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "a number from 0.01 to 100 (1 turns it off)",
-        )
-        for field, value in (
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
+        temperature, top_k, logprobs = self.temperature, self.top_k, f"a whole number from 0 to {MAX_LOGPROBS}"
+        for field, holds, expected in (
+            ("max_tokens", self.max_tokens >= 1, "a whole number of at least 1"),
+            (
+                "temperature",
+                temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE,
+                f"0 (greedy) or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}",
+            ),
+            ("top_p", 0 < self.top_p <= 1, "a number above 0 and at most 1 (1 turns it off)"),
+            ("top_k", 0 <= top_k <= MAX_TOP_K, f"a whole number from 0 (off) to {MAX_TOP_K}"),
+            ("min_p", 0 <= self.min_p <= 1, "a number from 0 (off) to 1"),
+            ("typical_p", 0 < self.typical_p <= 1, "a number above 0 and at most 1 (off)"),
+            ("epsilon_cutoff", 0 <= self.epsilon_cutoff < 1, "a number from 0 (off) to below 1"),
+            ("eta_cutoff", 0 <= self.eta_cutoff < 1, "a number from 0 (off) to below 1"),
+            (
+                "repetition_penalty",
+                0.01 <= self.repetition_penalty <= 100,
+                "a number from 0.01 to 100 (1 turns it off)",
+            ),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "a number from -2 to 2 (0 turns it off)"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "a number from -2 to 2 (0 turns it off)"),
+            ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "at least 0 (off)"),
+            (
+                "min_tokens",
+                0 <= self.min_tokens <= self.max_tokens,
+                f"a whole number from 0 to max_tokens, {self.max_tokens}",
+            ),
+            ("seed", 0 <= self.seed <= MAX_SEED, f"a whole number from 0 to {MAX_SEED}"),
+            ("stop", all(self.stop), "non-empty strings"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= MAX_LOGPROBS, logprobs),
+            ("prompt_logprobs", 0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS, logprobs),
         ):
-            require(-2 <= value <= 2, field, value, "a number from -2 to 2 (0 turns it off)")
-        require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0 (off)")
-        require(
-            0 <= self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            self.min_tokens,
-            f"a whole number from 0 to max_tokens, {self.max_tokens}",
-        )
+            require(holds, field, getattr(self, field), expected)
         require(all(self.bad_words_ids), "bad_words", self.bad_words_ids, "non-empty")
         for field, tokens in self.named_tokens():
             require(min(tokens, default=0) >= 0, field, tokens, "token ids, which are not negative")
-        require(
-            all(-100 <= bias <= 100 for _, bias in self.logit_bias),
-            "logit_bias",
-            dict(self.logit_bias),
-            "numbers from -100 to 100 by token id",
-        )
-        require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
-        require(all(self.stop), "stop", self.stop, "non-empty strings")
+        biases = dict(self.logit_bias)
+        is_bounded = all(-100 <= bias <= 100 for _, bias in self.logit_bias)
+        require(is_bounded, "logit_bias", biases, "numbers from -100 to 100 by token id")
         require(self.max_time_s is None or self.max_time_s > 0, "max_time", self.max_time_s, "seconds, more than 0")
-        for field, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            require(
-                count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"a whole number from 0 to {MAX_LOGPROBS}"
-            )
 
     @property
     def greedy(self) -> bool:

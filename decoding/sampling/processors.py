@@ -177,3 +177,13 @@ class Stage:
 # In the order of transformers' `generate`; the common ones come first.
 COMMON = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
 RARE = {"typical_p": typical_p, "epsilon_cutoff": epsilon_cutoff, "eta_cutoff": eta_cutoff}
+
+
+def log_add(first: Tensor, second: Tensor) -> Tensor:
+    """Return log(exp(first) + exp(second)), of their common shape. −∞: impossible.
+
+    `torch.logaddexp` computes the last numbers of a tensor, or of a thread's part, by other functions than the rest.
+    """
+    larger = torch.maximum(first, second)
+    total = larger + (-(first - second).abs()).exp().log1p()
+    return torch.where(larger == -torch.inf, larger, total)

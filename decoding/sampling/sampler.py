@@ -4,6 +4,9 @@ Greedy decoding is the same rule without noise. Logits need no normalisation. Wo
 any rows. The functions of this file are the reference; fused ones in decoding/kernels give the same tokens.
 """
 
+from collections.abc import Sequence
+
+import msgspec
 import torch
 from torch import Tensor
 
@@ -13,6 +16,7 @@ from decoding.sampling.history import History, Position
 from decoding.sampling.noise import gumbel
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON, top_k
+from decoding.sampling.transfer import tensor_on
 
 NO_TOKEN = -1  # where nothing can be chosen: the logits are no finite numbers, or the parameters forbid all tokens
 
@@ -136,3 +140,38 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     tokens = torch.where(tokens == first, tokens[:, :1], tokens)
     tokens[:, :1] = first
     return tokens, values
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """The log-probability of a token, given the tokens before it.
+
+    A long prompt has very many, which the garbage collector needs not look through.
+    """
+
+    token: int
+    logprob: float
+    rank: int  # 1: the most probable
+    top: tuple[tuple[int, float], ...]  # the most probable tokens and their log-probabilities, best first
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Return the log-probabilities of tokens, and of the most probable alternatives.
+
+    Args:
+        logits: [N, V] of any float type, after the text before each token.
+        tokens: [N]
+        counts: [N] numbers of most probable tokens to return.
+    """
+    if not len(tokens):
+        return []
+    logprobs = logits.float().log_softmax(dim=-1)  # [N, V]
+    own = logprobs.gather(-1, tensor_on(logits.device, tokens, torch.int64)[:, None])  # [N, 1]
+    ranks = (logprobs > own).sum(dim=-1) + 1
+    best = logprobs.topk(min(max(counts), logits.shape[-1]), dim=-1)
+    columns = zip(
+        tokens, own[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist(), counts, strict=True
+    )
+    return [
+        TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, rank, ids, values, count in columns
+    ]

@@ -4,28 +4,189 @@ Bias, penalties, forbidden tokens (repeated n-grams, bad words, early ends), all
 tokens. Presence and frequency penalty, which `generate` lacks, follow the repetition penalty; grammars come last.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from decoding.sampling.bans import (
-    Bans,
-    bad_tokens,
-    bad_words,
-    begin_suppressed_tokens,
-    early_end_tokens,
-    repeated_ngrams,
-    suppressed_tokens,
-)
-from decoding.sampling.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpack_bits
 from decoding.sampling.history import Position, Positions
-from decoding.sampling.penalties import LogitBias, Penalties
-from decoding.sampling.text_table import TextTables
-from decoding.sampling.transfer import tensor_on
+from decoding.sampling.penalties import LogitBias, Penalties, TextTables
+from decoding.sampling.transfer import Span, TokenSet, copy_to, find_spans, tensor_on
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllowedTokens:
+    """`allowed_token_ids`: transformers' `prefix_allowed_tokens_fn` with a constant result.
+
+    If all allowed tokens are forbidden already, they get logit 0.
+    """
+
+    spans: Sequence[Span]
+
+    @classmethod
+    def build(
+        cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str
+    ) -> "AllowedTokens | None":
+        """Build from P positions; None if none has any."""
+        spans = list(find_spans([position.history.allowed for position in positions], vocab_size, device))
+        return cls(spans) if spans else None
+
+    def apply_(self, logits: Tensor) -> None:
+        """Change logits, [P, V], in place."""
+        for start, end, tokens, _ in self.spans:
+            rows = logits[start:end]
+            kept = rows.index_select(1, tokens)  # [n, E]
+            none_left = (kept == -inf).all(dim=-1, keepdim=True)
+            rows.fill_(-inf).index_copy_(1, tokens, kept.masked_fill_(none_left, 0.0))
+
+
+def forced_token(position: Position) -> int | None:
+    """Return the only token allowed, if any: `forced_bos_token_id` first, `forced_eos_token_id` at max_tokens.
+
+    If both apply, the end token wins. In transformers the first one acts only after a prompt of one token.
+    """
+    params = position.history.params
+    if position.answer_length == params.max_tokens - 1 and params.forced_eos_token_id is not None:
+        return params.forced_eos_token_id
+    return params.forced_bos_token_id if position.answer_length == 0 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForcedTokens:
+    """Gives the forced token logit 0, and all others −∞."""
+
+    rows: Tensor  # [M] int64, in 0…P−1
+    tokens: Tensor  # [M] int64
+
+    @classmethod
+    def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "ForcedTokens | None":
+        """Build from P positions; None if none has any."""
+        tokens = map(forced_token, positions)
+        forced = [(row, token) for row, token in enumerate(tokens) if token is not None and token < vocab_size]
+        return cls(*tensor_on(device, forced, torch.int64).T) if forced else None
+
+    def apply_(self, logits: Tensor) -> None:
+        """Change logits, [P, V], in place."""
+        logits[self.rows] = -inf
+        logits[self.rows, self.tokens] = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarMasks:
+    """Tokens that the grammar of a structured answer allows."""
+
+    rows: Tensor  # [M] int64, in 0…P−1
+    words: Tensor  # [M, W] int32, a bit per token
+
+    @classmethod
+    def build(cls, positions: Sequence[Position], device: torch.device | str) -> "GrammarMasks | None":
+        """Build from P positions; None if none has any."""
+        masks = [(row, position.allowed) for row, position in enumerate(positions) if position.allowed is not None]
+        if not masks:
+            return None
+        rows, words = zip(*masks, strict=True)
+        return cls(tensor_on(device, rows, torch.int64), copy_to(device, torch.stack(words)))
+
+    def apply_(self, logits: Tensor) -> None:
+        """Change logits, [P, V], in place."""
+        logits[self.rows] = logits[self.rows].masked_fill_(~unpack_bits(self.words, logits.shape[-1]), -inf)
+
+
+def unpack_bits(words: Tensor, vocab_size: int) -> Tensor:
+    """Return [M, V] bool from bit masks, [M, W] int32. Tokens without a bit are not allowed."""
+    bits = torch.ones(32, dtype=torch.int32, device=words.device) << torch.arange(32, device=words.device)
+    allowed = (words[:, :, None] & bits.int()).bool().flatten(1)  # [M, 32 W]
+    return pad(allowed, (0, vocab_size - allowed.shape[1]))
+
+
+def repeated_ngrams(position: Position) -> Iterable[int]:
+    """Return tokens that would repeat an n-gram of prompt or answer: transformers' `no_repeat_ngram_size`.
+
+    Paulus et al., arXiv 1705.04304, section 2.5.
+    """
+    size = position.history.params.no_repeat_ngram_size
+    if not size:
+        return ()
+    recent = position.tail(size - 1 + len(position.path))
+    if len(recent) < size - 1:
+        return ()
+    prefix = recent[len(recent) - size + 1 :]
+    banned = position.history.ngrams.continuations(tuple(prefix))
+    in_path = [recent[end] for end in range(size - 1, len(recent)) if recent[end - size + 1 : end] == prefix]
+    return [*banned, *in_path]
+
+
+def bad_words(position: Position) -> Iterable[int]:
+    """Return tokens that would complete a forbidden sequence of several tokens: `bad_words_ids`."""
+    return position.history.bad_words.last_tokens(position)
+
+
+def bad_tokens(position: Position) -> TokenSet:
+    """Return the forbidden sequences of one token: `bad_words_ids`, without end-of-text tokens."""
+    return position.history.bad_tokens
+
+
+def early_end_tokens(position: Position) -> TokenSet | None:
+    """Return all end tokens while the answer is shorter than `min_tokens`, as in vLLM."""
+    return position.history.end_tokens if position.answer_length < position.history.params.min_tokens else None
+
+
+def suppressed_tokens(position: Position) -> TokenSet:
+    """Return `suppress_tokens`, as in transformers."""
+    return position.history.suppressed
+
+
+def begin_suppressed_tokens(position: Position) -> TokenSet | None:
+    """Return `begin_suppress_tokens` at the answer's first token that is not forced, as in transformers."""
+    first_free = 0 if position.history.params.forced_bos_token_id is None else 1
+    return position.history.begin_suppressed if position.answer_length == first_free else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bans:
+    """Sets the logits of tokens to −∞."""
+
+    rows: Tensor  # [E] int64, in 0…P−1
+    tokens: Tensor  # [E] int64, in 0…V−1, one for each row
+    spans: Sequence[Span]
+
+    @classmethod
+    def build(
+        cls,
+        changing: Sequence[Callable[[Position], Iterable[int]]],
+        lasting: Sequence[Callable[[Position], TokenSet | None]],
+        positions: Sequence[Position],
+        vocab_size: int,
+        device: torch.device | str,
+    ) -> "Bans | None":
+        """Build from P positions; None if no token is forbidden. A drafter's vocabulary may lack forbidden tokens.
+
+        changing: functions above whose tokens depend on the text. lasting: those whose tokens the request names.
+        """
+        entries = [
+            (row, token)
+            for row, position in enumerate(positions)
+            for kind in changing
+            for token in kind(position)
+            if token < vocab_size
+        ]
+        sets = ([kind(position) for position in positions] for kind in lasting)
+        spans = [span for kind_sets in sets for span in find_spans(kind_sets, vocab_size, device)]
+        if not entries and not spans:
+            return None
+        rows, tokens = tensor_on(device, entries, torch.int64).view(-1, 2).unbind(1)
+        return cls(rows, tokens, spans)
+
+    def apply_(self, logits: Tensor) -> None:
+        """Change logits, [P, V], in place."""
+        logits[self.rows, self.tokens] = -inf
+        for start, end, tokens, _ in self.spans:
+            logits[start:end].index_fill_(1, tokens, -inf)
+
 
 _Penalty = LogitBias | Penalties
 _Constraint = Bans | AllowedTokens | ForcedTokens | GrammarMasks

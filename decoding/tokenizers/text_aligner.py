@@ -1,7 +1,7 @@
 """Translates texts and drafts between tokenizers, through bytes.
 
 This is string-level matching (Timor et al., arXiv 2502.05202). A translation that differs from what the target would
-write costs a draft, never correctness. Knows tokenizers only as tables of tokens and one encode function each.
+write costs a draft, never correctness.
 """
 
 import unicodedata
@@ -260,7 +260,29 @@ def _last_boundary(text: str, *, splits_punctuation: bool) -> int:
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
+
+
+class CopiedText:
+    """The counterpart of `TextAligner` for such vocabularies. Leaves out tokens that the member lacks."""
+
+    pending = b""  # no bytes wait for the rest of a character
+    fresh = False  # no token changes its meaning at the start of a text
+
+    def __init__(self, leader: Vocabulary, member: Vocabulary, tokens: Sequence[int] = ()) -> None:
+        """tokens: the text so far, in the member's tokens."""
+        self._leader, self._member = leader, member
+        self.tokens = list(tokens)
+
+    def fork(self) -> "CopiedText":
+        """Return a copy that continues independently."""
+        return CopiedText(self._leader, self._member, self.tokens)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append tokens of the leader."""
+        for token in tokens:
+            meaning = self._leader.meanings[token]
+            if meaning is not None and meaning in self._member.ids:
+                self.tokens.append(self._member.ids[meaning])

@@ -12,7 +12,7 @@ from deployments.admission.key_ledger import SharedLimits
 from deployments.configuration.api_keys import ApiKey
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import ModelConfig
-from engine.loading.memory_rules import free_host_bytes
+from engine.loading.host import free_host_bytes
 
 READY = 2  # requests beyond the slots, so that no slot stays empty between two requests
 _MOST_SLOTS = 64  # of a replica whose slots are `auto`

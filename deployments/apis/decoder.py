@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PythonBackend, SentencePieceBackend, TokenizersBackend
 
-from decoding.tokenizers.detokenizer import Detokenizer
-from decoding.tokenizers.text_decoder import EVERY_TOKEN, TextDecoder
+from decoding.tokenizers.detokenizer import EVERY_TOKEN, Detokenizer, TextDecoder
 from deployments.apis.formats import has_think_tags, response_template, tool_format
 
 _DECODES = TokenizersBackend._decode, PythonBackend._decode, SentencePieceBackend._decode

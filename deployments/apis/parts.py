@@ -8,8 +8,8 @@ from functools import cached_property
 from actors.coordinator.request import Delta, Request, Statistics
 from actors.wire.messages import MemberView, TokenSource
 from decoding.drafts.draft import ProposerName
-from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 from deployments.apis.decoder import TokenDecoder
 

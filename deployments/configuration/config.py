@@ -20,7 +20,7 @@ from deployments.fields.strict import StrictModel, problems_of
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role
-    from engine.heads.spec import HeadsSpec
+    from engine.heads.proposer import HeadsSpec
 
 _Part = TypeVar("_Part", bound=StrictModel)
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendKind, BlendParams, VocabularyKind
+from decoding.blending.params import BlendKind, BlendParams, EnsembleOptions, VocabularyKind
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import Verification
 from deployments.configuration.paths import locate
@@ -16,7 +15,7 @@ from deployments.fields.strict import StrictModel, nearest, wrong_field
 from deployments.fields.types import MIN_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from engine.heads.spec import HeadsSpec
+    from engine.heads.proposer import HeadsSpec
 
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 
@@ -118,7 +117,7 @@ class HeadsConfig(StrictModel):
 
     def spec(self, endpoint: str) -> "HeadsSpec":
         """Return what a replica loads, with the path on this machine."""
-        from engine.heads.spec import HeadsSpec
+        from engine.heads.proposer import HeadsSpec
 
         values = self.model_dump() | {"path": locate(self.path)}
         return HeadsSpec(name=f"endpoints.{endpoint}.heads", **values)

@@ -12,7 +12,7 @@ from decoding.errors import ConfigError, InvalidRequestError
 from decoding.grammars.grammar import GrammarCompiler
 from decoding.sampling.params import SamplingParams, Structure
 from deployments.fields.generation import GenerationRequest
-from engine.loading.grammar_tokenizer import structure_tokenizer
+from engine.loading.tokenizers import structure_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

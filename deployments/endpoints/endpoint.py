@@ -7,13 +7,13 @@ from functools import cache, partial
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import ProposerName
 from decoding.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
-from decoding.tokenizers.alignment import Compatibility
+from decoding.tokenizers.vocabulary import Compatibility
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.decoder import TokenDecoder

@@ -11,9 +11,8 @@ from actors.coordinator.request import Endpoint
 from actors.wire.messages import Adapter
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError
-from decoding.tokenizers.alignment import Compatibility, compare_vocabularies
-from decoding.tokenizers.text_decoder import TextDecoder
-from decoding.tokenizers.vocabulary import Vocabulary
+from decoding.tokenizers.detokenizer import TextDecoder
+from decoding.tokenizers.vocabulary import Compatibility, Vocabulary, compare_vocabularies
 from deployments.apis.decoder import TokenDecoder, text_decoder
 from deployments.apis.formats import kept_tokens, response_template
 from deployments.configuration.config import ServerConfig
@@ -38,7 +37,7 @@ from engine.loading.settings import (
     read_header,
     vocabulary_size,
 )
-from engine.loading.tokenizer_pairs import vocabulary_of
+from engine.loading.tokenizers import vocabulary_of
 
 _logger = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendKind, BlendParams, ContrastiveForm
+from decoding.blending.params import BlendKind, BlendParams, ContrastiveForm, EnsembleOptions
 from decoding.errors import InvalidRequestError
 from deployments.fields.strict import StrictModel
 

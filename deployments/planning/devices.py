@@ -8,7 +8,7 @@ from decoding.errors import ConfigError
 from deployments.configuration.model import MAX_LENGTH
 from deployments.planning.machine import Gpu, Machine
 from deployments.planning.model_size import ModelSize
-from engine.loading.memory_rules import USABLE
+from engine.loading.host import USABLE
 
 _GPU_STEPS = 10_000  # Ray counts fractions of a GPU in these
 

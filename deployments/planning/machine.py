@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.loading.memory_rules import free_host_bytes
+from engine.loading.host import free_host_bytes
 
 _MIB = 2**20
 _STANDBY_CORES, _STANDBY_BYTES = 2, 4 * 2**30  # it takes half a GiB, and next to no time

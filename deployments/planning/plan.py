@@ -13,7 +13,7 @@ from deployments.planning.devices import CPU, Demand, DeviceShare, share_gpus
 from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
 from deployments.planning.model_size import size_of
-from engine.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, PREFILL_CHUNK, USABLE
+from engine.loading.host import AUTO_SLOTS, CPU_SHARE, PREFILL_CHUNK, USABLE
 
 GIB = 2**30
 _FEW_CORES = 8  # with fewer, a drafter alternates with its target instead of taking cores from it

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.configuration.model import ModelConfig
-from engine.model.thread_environment import compute_environment
+from engine.loading.host import compute_environment
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from actors.replica.roles import Role
     from actors.wire.messages import ReplicaAddress, Report
     from deployments.endpoints.adapters import AdapterChange
-    from engine.heads.spec import HeadsSpec
+    from engine.heads.proposer import HeadsSpec
     from engine.loading.checkpoint import ModelSpec
     from engine.loading.tensor_parallel import Rank
 

@@ -1,20 +1,22 @@
-"""Reads the tensors and the configuration of heads from a folder or the Hub. Knows nothing of what they mean."""
+"""Reads the tensors and the configuration of heads from a folder or the Hub."""
 
 import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decoding.errors import ConfigError
-from engine.heads.spec import HeadsSpec
+from engine.heads.proposer import HeadsSpec
 
-_PICKLED = ("*.pt", "*.bin", "*.pth")
+_TENSORS = ("*.safetensors", "*.pt", "*.bin", "*.pth")  # files, the preferred first; the others are pickles
 _SHOWN = 4
 
 
@@ -49,23 +51,20 @@ class HeadsCheckpoint(NamedTuple):
 
 
 def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
-    """Read heads.
+    """Read heads: safetensors, or else a pickle, of which nothing but plain tensors is taken.
 
     Raises:
-        ConfigError: there is no such folder or repository, or it has no safetensors file.
+        ConfigError: there is no such folder or repository, or it has no file of tensors.
     """
     folder = _folder(spec)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-        advice = f"; it has {pickled[0]}, which could run code: `consort convert-heads {folder}`" if pickled else ""
-        raise ConfigError(f"{spec.name}.path: {spec.path!r} has no .safetensors file{advice}")
     try:
-        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        tensors = _read_tensors(folder)
         config_file = folder / "config.json"
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise ConfigError(f"{spec.name}.path: can't read {spec.path!r}: {error}") from error
+    if not tensors:
+        raise ConfigError(f"{spec.name}.path: {spec.path!r} has no file of tensors ({', '.join(_TENSORS)})")
     return HeadsCheckpoint(spec, tensors, config)
 
 
@@ -73,7 +72,45 @@ def _folder(spec: HeadsSpec) -> Path:
     if Path(spec.path).is_dir():
         return Path(spec.path)
     try:
-        patterns = ["config.json", "*.safetensors"]
-        return Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=patterns))
+        for patterns in (_TENSORS[:1], _TENSORS[1:]):  # pickles are often large, and often beside safetensors
+            wanted = ["config.json", *patterns]
+            folder = Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=wanted))
+            if any(True for pattern in patterns for _ in folder.glob(pattern)):
+                break
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise ConfigError(f"{spec.name}.path: can't load {spec.path!r}: {error}") from error
+    return folder
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of the files of the first kind that there is."""
+    files = next((files for pattern in _TENSORS if (files := sorted(folder.glob(pattern)))), [])
+    return {name: tensor for file in files for name, tensor in _read_file(file).items()}
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    loaded = torch.load(file, map_location="cpu", weights_only=True)  # refuses pickles that would run code
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise ValueError(f"{file.name} should be a dictionary of tensors")
+    return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def convert(folder: Path) -> list[Path]:
+    """Write a .safetensors file beside each pickled one in a folder, and return the new ones.
+
+    Raises:
+        ConfigError: there is nothing to convert, or a file holds more than tensors.
+    """
+    files = sorted(path for pattern in _TENSORS[1:] for path in folder.glob(pattern))
+    if not files:
+        raise ConfigError(f"{folder} has no {', '.join(_TENSORS[1:])} file")
+    try:
+        for file in files:
+            save_file(
+                {name: t.contiguous().clone() for name, t in _read_file(file).items()}, file.with_suffix(".safetensors")
+            )
+    except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
+        raise ConfigError(f"{file} can't be read as plain tensors: {error}") from error
+    return [file.with_suffix(".safetensors") for file in files]

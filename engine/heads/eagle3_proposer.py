@@ -14,18 +14,15 @@ from decoding.drafts.choice import DraftChoice
 from decoding.sampling import sampler
 from decoding.sampling.transfer import tensor_on
 from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_chain import Eagle3Chain, row_counts
-from engine.heads.eagle3_reader import Eagle3Reader, token_counts
-from engine.heads.proposer import Reading
-from engine.heads.sampling import DraftStart, HeadSampler
-from engine.heads.spec import HeadsKind
+from engine.heads.eagle3_graphs import Eagle3Chain, Eagle3Reader, row_counts, token_counts
+from engine.heads.proposer import DraftStart, HeadSampler, HeadsKind, Reading
+from engine.kernels.attention import RaggedBatch
+from engine.kernels.native_replay import replay_native_run
+from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
+from engine.model.cuda import GraphRecorder
 from engine.model.cuda_graphs import usual_tokens
-from engine.model.forward_input import RowInput
-from engine.model.graph_recorder import GraphRecorder
 from engine.model.hidden_states import HiddenStates
-from engine.model.native.replay import replay_native_run
-from engine.model.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
-from engine.model.ragged_batch import RaggedBatch, pack_inputs, padding_row
+from engine.model.ragged_batch import RowInput, pack_inputs, padding_row
 from engine.model.runner import Runner
 
 _LENGTH = 8  # tokens of a chain
@@ -141,7 +138,6 @@ class Eagle3Proposer:
         return [next(drawn if start.params.rejects else chains) for start in starts]
 
     def _draft(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
-        """Draft without graphs."""
         if not starts:
             return []
         chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)

@@ -1,12 +1,116 @@
-"""What a target's loop asks of heads of any kind, and what it tells them. Knows nothing of rows or tries."""
+"""What a target's loop asks of heads of any kind, and how they choose tokens from their logits.
+
+Tokens are chosen on the device: with the target's noise, or drawn for rejection sampling. Only the logits and the
+position count: penalties, bans and grammars act at the target.
+"""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
 
 from decoding.drafts.choice import DraftChoice
-from engine.heads.sampling import DraftStart
-from engine.heads.spec import HeadsKind
-from engine.model.hidden_states import HiddenStates
+from decoding.drafts.rejection import distributions, draft_key, draw
+from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
+from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import process, rank
+from decoding.sampling.transfer import copy_to, tensor_on
+
+if TYPE_CHECKING:
+    from engine.model.hidden_states import HiddenStates  # which imports transformers' models
+
+HeadsKind = Literal["medusa", "eagle3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsSpec:
+    """Heads of a target."""
+
+    name: str  # the configuration's key, for error texts
+    path: str  # a local folder or a Hub id
+    kind: HeadsKind
+    revision: str | None = None
+    layers: Sequence[int] | None = None  # EAGLE-3: after how many layers the target's states are read; None: its own
+    tree: Sequence[Sequence[int]] | None = None  # Medusa: paths of ranks to draft; None: by measured probability
+    min_acceptance: float = 0.2  # of the first draft token on the target's own text; 0: not tested
+
+
+class DraftStart(NamedTuple):
+    """A text that heads continue."""
+
+    slot: int
+    length: int  # of the text; the first draft token gets this position
+    params: SamplingParams
+
+
+class HeadSampler:
+    """Chooses a token for each of B texts, position after position. Waits for the device in `choices` only."""
+
+    def __init__(
+        self,
+        starts: Sequence[DraftStart],
+        length: int,
+        ranks: int,
+        device: torch.device,
+        token_ids: Tensor | None = None,
+    ) -> None:
+        """
+        length: the number of positions.
+        ranks: how many alternatives to return, from 2 to W.
+        token_ids: [W] int64, rising: the tokens that logits are of; None: all.
+        """
+        params = [start.params for start in starts]
+        settings = chain_settings([(start.params, start.length) for start in starts], length, len(starts))
+        self._settings = copy_to(device, settings)  # [length, B, 6]
+        self._used = used_processors(params)
+        self._ranks, self._device, self._token_ids = ranks, device, token_ids
+        self._coupled = [index for index, each in enumerate(params) if not each.rejects]
+        self._rejecting = [index for index, each in enumerate(params) if each.rejects]
+        # A draw has a stream of its own: what was drawn for the same position before decided an earlier verdict.
+        keys = [
+            draft_key(starts[i].params.seed, starts[i].length + step, starts[i].length)
+            for step in range(length)
+            for i in self._rejecting
+        ]
+        self._keys = tensor_on(device, keys, torch.int32).reshape(length, len(self._rejecting), 2)
+        self._ranked: list[Tensor] = []  # [n, 2, ranks] float64 of each position: tokens, scores
+        self._drawn: list[tuple[Tensor, Tensor]] = []  # as `draw` returns them
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Return the tokens of the next position, [B] int64. logits: [B, W]."""
+        settings = self._settings[max(len(self._ranked), len(self._drawn))]
+        chosen = torch.empty(len(logits), dtype=torch.int64, device=self._device)
+        if self._coupled:
+            part, rows = self._part(self._coupled, logits)
+            tokens, scores = rank(part, SamplingBatch(settings[rows], self._used), self._ranks, self._token_ids)
+            self._ranked.append(torch.stack([tokens.double(), scores.double()], dim=1))  # both fit exactly
+            chosen[rows] = tokens[:, 0]
+        if self._rejecting:
+            part, rows = self._part(self._rejecting, logits)
+            processed = process(part, SamplingBatch(settings[rows], self._used))
+            sample, *drawn = draw(processed, self._keys[len(self._drawn)], token_ids=self._token_ids)
+            self._drawn.append((drawn[0], drawn[1]))
+            chosen[rows] = sample
+        return chosen
+
+    def choices(self) -> list[list[DraftChoice]]:
+        """Return each text's choices, position after position."""
+        choices: list[list[DraftChoice]] = [[] for _ in range(len(self._coupled) + len(self._rejecting))]
+        if self._ranked:
+            for step in torch.stack(self._ranked).tolist():
+                for row, best in zip(self._coupled, step, strict=True):
+                    choices[row].append(DraftChoice.ranked(*best))
+        for drawn in self._drawn:
+            for row, drawn_from in zip(self._rejecting, distributions(*drawn), strict=True):
+                choices[row].append(DraftChoice(drawn_from.tokens[:1], 0.0, drawn_from))
+        return choices
+
+    def _part(self, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of some rows, and these as a tensor."""
+        indices = tensor_on(self._device, rows, torch.int64)
+        return (logits if len(rows) == len(logits) else logits[indices]), indices
 
 
 class Reading(NamedTuple):
@@ -27,7 +131,7 @@ class HeadProposer(Protocol):
     tree: Sequence[Sequence[int]] | None  # paths of ranks to draft; None: those most probably committed
     chained: bool  # whether a token's candidates follow the best ones before it only; otherwise any
 
-    def read(self, readings: Sequence[Reading], hidden: HiddenStates) -> None:
+    def read(self, readings: Sequence[Reading], hidden: "HiddenStates") -> None:
         """Take in what the target ran, before its next forward."""
 
     def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:

@@ -1,8 +1,9 @@
-"""Loads models and tokenizers from a local folder or the Hub, through transformers. Knows nothing of loops."""
+"""Loads models and tokenizers from a local folder or the Hub, through transformers."""
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,7 +23,7 @@ from decoding.errors import ConfigError
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
 from engine.loading.gguf import auto_dtype, is_gguf, settings_folder, weights_folder
-from engine.loading.memory_rules import PREFILL_CHUNK
+from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import Quantization, quantization_config, weight_bytes
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
@@ -78,6 +79,15 @@ class ModelSpec:
         return None if self.kv_dtype == "auto" else getattr(torch, self.kv_dtype)
 
 
+@contextmanager
+def errors_of(spec: ModelSpec) -> Iterator[None]:
+    """Let a ConfigError of the block say which model can't be served."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+
+
 def load_model(spec: ModelSpec) -> PreTrainedModel:
     """Load a model to its devices and merge its adapter. Drafters with a trimmed vocabulary get their target's ids.
 
@@ -97,7 +107,8 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
             options["quantization_config"] = quantization_config(spec.quantization, skeleton, spec.devices[0])
         except ConfigError as error:
             raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
-    token_ids = _load_draft_vocabulary(spec, config) if is_trimmed(config) else None
+    with errors_of(spec):
+        token_ids = load_draft_vocabulary(spec.path, config, spec.revision) if is_trimmed(config) else None
     model = _load_weights(spec, options)
     if spec.adapter is not None:
         model = _merge_adapter(spec, model)
@@ -138,18 +149,9 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
         raise ConfigError(
             f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
         )
-    try:
+    with errors_of(spec):
         check_config(config, max_length=context_length(config, spec.max_length))
-    except ConfigError as error:
-        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     return config
-
-
-def _load_draft_vocabulary(spec: ModelSpec, config: PretrainedConfig) -> Tensor:
-    try:
-        return load_draft_vocabulary(spec.path, config, spec.revision)
-    except ConfigError as error:
-        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
 
 
 def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
@@ -165,10 +167,8 @@ def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
             )
     except (*_LOAD_ERRORS, KeyError) as error:
         raise _cannot_load(spec, error) from error
-    try:
+    with errors_of(spec):
         check_modules(skeleton)
-    except ConfigError as error:
-        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     return skeleton
 
 
@@ -190,7 +190,6 @@ def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrained
 
 
 def _dtype(spec: ModelSpec, config: PretrainedConfig) -> torch.dtype:
-    """Return the dtype that the weights will be loaded in."""
     if spec.dtype == "auto" and not is_gguf(spec.path):
         return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     dtype: torch.dtype = getattr(torch, auto_dtype(spec.path, config) if spec.dtype == "auto" else spec.dtype)

@@ -1,7 +1,7 @@
 """Drafters that know a part of their target's tokens, and yet take and give the target's ids.
 
 Row i of such a model stands for one token of the target, and its last row for all tokens that it can't draft
-(training/pruning.py). A file beside the weights says which token each row is. Knows nothing of drafts.
+(training/pruning.py). A file beside the weights says which token each row is.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Converts `.gguf` files, as llama.cpp uses them, into checkpoint folders that transformers loads.
 
-Each content is converted once and kept in a cache, wherever its file is. Knows nothing of memory or requests. torch and
-transformers are imported late, so that commands without them can ask what is converted.
+Each content is converted once and kept in a cache, wherever its file is. torch and transformers are imported late, so
+that commands without them can ask what is converted.
 """
 
 import errno
@@ -193,7 +193,6 @@ def _digest(file: Path) -> str:
 
 
 def _beside(file: Path) -> list[Path]:
-    """Return the files of the tokenizer beside a GGUF file."""
     return [other for name in _TOKENIZER_FILES if (other := file.parent / name).is_file()]
 
 
@@ -267,7 +266,7 @@ def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:
     """Whether bfloat16 is fast here. CPUs without instructions for it need our kernel, which computes no experts."""
     import torch
 
-    from engine.model.native.linear import has_kernel
+    from engine.layers.linear import has_kernel
 
     if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return True

@@ -1,4 +1,4 @@
-"""Reads the rotary positions of a GGUF file, which transformers reads in part. Knows nothing of weights or folders."""
+"""Reads the rotary positions of a GGUF file, which transformers reads in part."""
 
 import math
 from collections.abc import Mapping

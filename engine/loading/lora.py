@@ -1,4 +1,4 @@
-"""Reads LoRA weights in peft's format from a folder or the Hub. Knows nothing of models: layers are paths.
+"""Reads LoRA weights in peft's format from a folder or the Hub.
 
 Hu et al., arXiv 2106.09685; rank-stabilised scaling: Kalajdzievski, arXiv 2312.03732.
 """
@@ -19,7 +19,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from decoding.errors import ConfigError
-from engine.model.lora.pair import LoraPair
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -39,7 +38,7 @@ class LoraWeights:
     """An adapter's weights."""
 
     version: str  # digest of its files
-    pairs: Mapping[str, LoraPair]  # by the path of the linear layer
+    pairs: Mapping[str, tuple[Tensor, Tensor]]  # down [r, in] and up [out, r], scaled, by the path of the linear layer
 
 
 def read_lora(path: str) -> LoraWeights:
@@ -100,8 +99,8 @@ def _checked_config(header: bytes) -> dict[str, Any]:
     return config
 
 
-def _pairs(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, LoraPair]:
-    pairs: dict[str, LoraPair] = {}
+def _pairs(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for name in sorted(tensors):
         path = name.removeprefix(_PREFIX).removesuffix(_DOWN).removesuffix(_UP)
         if not name.startswith(_PREFIX) or not name.endswith((_DOWN, _UP)):
@@ -109,7 +108,7 @@ def _pairs(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str
         down, up = (tensors.get(f"{_PREFIX}{path}{suffix}") for suffix in (_DOWN, _UP))
         if down is None or up is None or down.ndim != 2 or up.ndim != 2 or len(down) != up.shape[1]:
             raise ConfigError(f"{_WEIGHTS} lacks a part of {path}, or its parts don't fit together; copy it again")
-        pairs[path] = LoraPair(down, up.float() * _scale(path, len(down), config))
+        pairs[path] = down, up.float() * _scale(path, len(down), config)
     if not pairs:
         raise ConfigError(f"{_WEIGHTS} has no weights")
     return pairs

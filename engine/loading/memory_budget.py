@@ -1,4 +1,4 @@
-"""Memory for models and their KV caches: how much is free, how many pages fit. Knows nothing of requests."""
+"""Memory for models and their KV caches: how much is free, how many pages fit."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
-from decoding.sampling.text_table import TOKEN_BYTES
-from engine.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE, free_host_bytes
+from decoding.sampling.penalties import TOKEN_BYTES
+from engine.loading.host import AUTO_SLOTS, CPU_SHARE, USABLE, free_host_bytes
 from engine.model.kv_pages import KVPages
 from engine.model.page_tables import PAGE_SIZE
 

@@ -1,6 +1,6 @@
 """What the small files of a checkpoint say: its tokenizer, its recommended sampling, the limits of its texts.
 
-Knows nothing of weights: importing transformers' models takes seconds, and a coordinator runs none. Even its classes of
+Importing transformers' models takes seconds, and a coordinator runs none. Even its classes of
 configurations and its AutoTokenizer import them, so converted GGUF files do without these where the general classes do.
 """
 

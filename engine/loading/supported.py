@@ -10,8 +10,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from decoding.errors import ConfigError
 from engine.loading.settings import length_dependent_positions
-from engine.model.forward_input import RowInput
 from engine.model.kv_pages import KVPages
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}

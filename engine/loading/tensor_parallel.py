@@ -1,7 +1,7 @@
 """Tensor parallelism: a group of processes, each with a part of every layer, runs one model step by step.
 
 Rank 0 runs the loop. It broadcasts each call to its runner and its cache, and the other ranks repeat it. transformers
-splits the layers and sums their results (`tp_plan`, torch.distributed). Knows nothing of who starts the processes.
+splits the layers and sums their results (`tp_plan`, torch.distributed).
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from decoding.errors import ConfigError, UnavailableError
-from engine.loading.checkpoint import ModelSpec, check_memory, load_config, make_skeleton, read_weights
+from engine.loading.checkpoint import ModelSpec, check_memory, errors_of, load_config, make_skeleton, read_weights
 from engine.loading.memory_budget import (
     Bytes,
     choose_slots,
@@ -29,8 +29,8 @@ from engine.loading.memory_budget import (
 )
 from engine.loading.settings import context_length, is_trimmed
 from engine.loading.supported import try_out
-from engine.model.forward_input import RowInput
 from engine.model.kv_pages import KVPages
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _TIMEOUT = timedelta(days=365)  # idle groups wait for requests; if a rank dies, the others' connections break
@@ -142,16 +142,14 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     if group.rank.rank == 0:
         return ShardedRunner(model, group, **size, pages=pages)
     runner = Runner(model, **size, lora=None)
-    runner.cache = _FollowingCache(slots=size["slots"], capacity=runner.cache.capacity, pages=pages)
+    runner.use_cache(_FollowingCache(slots=size["slots"], capacity=runner.cache.capacity, pages=pages))
     return runner
 
 
 def _memory(spec: ModelSpec, model: PreTrainedModel, group: TensorParallelGroup) -> tuple[Bytes, Bytes]:
     """Return the bytes of a token's keys and values here, and those of as many tokens as every rank has room for."""
-    try:
+    with errors_of(spec):
         column = column_bytes(try_out(model))
-    except ConfigError as error:
-        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     room = room_for_pages(column, weights_on_devices(model), spec.memory_bytes)
     tokens = group.least(min(room[device] // size for device, size in column.items()))
     return column, {device: tokens * size for device, size in column.items()}
@@ -197,7 +195,7 @@ class ShardedRunner(Runner):
     ) -> None:
         super().__init__(model, slots=slots, max_length=max_length, max_query=max_query)
         self._group = group
-        self.cache: KVPages = _ShardedCache(group, slots=slots, capacity=self.cache.capacity, pages=pages)
+        self.use_cache(_ShardedCache(group, slots=slots, capacity=self.cache.capacity, pages=pages))
 
     def logits(self, rows: Sequence[RowInput]) -> Tensor:
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decoding.sampling.transfer import copy_into
-from engine.model.forward_input import RowInput, token_adapters
-from engine.model.graph_recorder import GraphRecorder, Replay, record_largest_first
+from engine.kernels.attention import RaggedBatch
+from engine.model.cuda import GraphRecorder, Replay, record_largest_first
 from engine.model.kv_pages import KVPages
-from engine.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
+from engine.model.ragged_batch import PackedInputs, RowInput, pack_inputs, padding_row, token_adapters
 
 _ROWS = (64, 256)
 MAX_ROWS = _ROWS[-1]

@@ -1,6 +1,6 @@
 """Hidden states of a model's own forward: the input of its output layer, and what chosen layers return.
 
-They stay on the device. Knows nothing of who reads them.
+They stay on the device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,7 +78,6 @@ def _read(block: nn.Module, states: list[Tensor | None], index: int, *, before: 
 
 
 def _blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the model's layers, in order."""
     count = model.config.get_text_config().num_hidden_layers
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
     if not lists:

@@ -1,6 +1,6 @@
 """Keys and values of all layers in pages, and the page tables that say which page holds which columns of a slot.
 
-Rollback is free: columns beyond a row's length are written again before they are read. Knows nothing of requests.
+Rollback is free: columns beyond a row's length are written again before they are read.
 """
 
 import mmap

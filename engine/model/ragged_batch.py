@@ -1,40 +1,91 @@
-"""The inputs of one forward over KV slots: tokens, positions, and the layout that attention over pages reads.
-
-It knows nothing of models or graphs: rows go in, one packed tensor comes out.
-"""
+"""The inputs of one forward over KV slots: rows go in, one packed tensor comes out."""
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+import msgspec
 import numpy
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
+from decoding.drafts.draft import Draft
 from decoding.sampling.transfer import copy_to
-from engine.model.forward_input import RowInput
-
-MAX_BRANCHES = 64  # columns beyond its trunk among which a token can see; one bit each
+from engine.kernels.attention import MAX_BRANCHES, RaggedBatch
 
 
-class RaggedBatch(NamedTuple):
-    """The layout of N tokens of B rows, row after row. A row without tokens is padding."""
+class RowInput(msgspec.Struct, frozen=True, gc=False):
+    """New tokens of one row, written to columns start, start + 1, … of the row's slot.
 
-    slots: Tensor  # [B] int64, each row's slot
-    offsets: Tensor  # [B + 1] int64, the index of each row's first token, and N
-    lengths: Tensor  # [B] int64, how many columns a row may read, its new ones included
-    columns: Tensor  # [N] int64, the column that each token is written to
-    positions: Tensor  # [N] int64, each token's position in its text, without the gaps of a shortened prompt
-    row_of: Tensor  # [N] int64, the index of each token's row
-    trunks: Tensor  # [N] int64: a token sees all columns < trunk, which hold the text at these positions
-    branches: Tensor  # [N] int64: with bit i it also sees column trunk + i, the next position of its path
-    window_branches: Tensor  # [N] int64, for layers with a sliding window; `branches` itself in models without
+    Without `paths` they continue the text in columns 0 … start - 1. With `paths` they are nodes of a tree below the
+    text in columns 0 … trunk - 1. paths[j] lists the columns of token j's ancestors below the text, topmost first,
+    and its own column last. Columns from `trunk` to `start` may contain nodes of earlier calls.
+
+    Logits are wanted after the last `wanted` tokens; None: after all.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    trunk: int = 0
+    paths: Sequence[Sequence[int]] | None = None
+    wanted: int | None = None
+    positions: Sequence[int] | None = None  # of the tokens, as the model sees them; None: those in the text
+    adapter: int = 0  # the slot of the LoRA weights that its tokens get; 0: none
+
+    @property
+    def logits_count(self) -> int:
+        """The number of tokens after which logits are wanted."""
+        return len(self.tokens) if self.wanted is None else self.wanted
+
+    @property
+    def end(self) -> int:
+        """The column after the last new token."""
+        return self.start + len(self.tokens)
+
+    @property
+    def text_positions(self) -> Sequence[int]:
+        """The position of each token in its text."""
+        if self.paths is None:
+            return range(self.start, self.end)
+        return [self.trunk + len(path) - 1 for path in self.paths]
+
+
+def with_adapter(rows: list[RowInput], adapter: int) -> list[RowInput]:
+    """Return a row's inputs with the slot of its LoRA weights; 0: none."""
+    return [replace(row, adapter=adapter) for row in rows] if adapter else rows
+
+
+def token_adapters(rows: Sequence[RowInput]) -> list[int]:
+    """Return the slot of the LoRA weights of each token, [N]; [] if none has any."""
+    if not any(row.adapter for row in rows):
+        return []
+    return [row.adapter for row in rows for _ in row.tokens]
+
+
+def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:
+    """Return the input of a text's last token, written to column `start`, and K draft tokens: K + 1 in all."""
+    tokens = [token, *draft.tokens]
+    if draft.is_chain:
+        return RowInput(slot, start, tokens)
+    return tree_input(slot, start, Draft(tokens, [-1, *(parent + 1 for parent in draft.parents)]))
+
+
+def tree_input(slot: int, start: int, draft: Draft) -> RowInput:
+    """Return the input of draft tokens below the text in columns 0 … start - 1."""
+    if draft.is_chain:
+        return RowInput(slot, start, draft.tokens)
+    paths: list[list[int]] = []
+    for index, parent in enumerate(draft.parents):
+        paths.append([*(paths[parent] if parent >= 0 else ()), start + index])
+    return RowInput(slot, start, draft.tokens, trunk=start, paths=paths)
 
 
 class PackedInputs(NamedTuple):
     """The inputs of a forward in one tensor, because each copy to a GPU takes the host's time."""
 
-    integers: Tensor  # [3 B + 1 + 6 N] int64, or 7 N with a window; others may follow
+    integers: Tensor  # [3 B + 1 + 7 N] int64, or 8 N with a window; others may follow
     sizes: Sequence[int]  # of the parts of `integers`
 
     def copy_to(self, device: torch.device) -> "PackedInputs":
@@ -42,11 +93,10 @@ class PackedInputs(NamedTuple):
 
     def unpack(self) -> tuple[Tensor, Tensor, RaggedBatch]:
         """Return tokens and positions, [1, N] int64 each, and the layout: views of the packed tensor."""
-        tokens, *layout = self.integers[: sum(self.sizes)].split(self.sizes)
+        tokens, positions, *layout = self.integers[: sum(self.sizes)].split(self.sizes)
         if len(layout) < len(RaggedBatch._fields):
             layout.append(layout[-1])
-        batch = RaggedBatch._make(layout)
-        return tokens[None], batch.positions[None], batch
+        return tokens[None], positions[None], RaggedBatch._make(layout)
 
 
 def pack_inputs(
@@ -79,11 +129,11 @@ def pack_inputs(
         slots += [spare_slot] * padding_rows
         lengths += [1] * padding_rows
     total, real = sum(counts), sum(counts) - padding
-    sizes = [total, len(counts), len(counts) + 1, len(counts), *[total] * (5 if window is None else 6)]
+    sizes = [total, total, len(counts), len(counts) + 1, len(counts), *[total] * (5 if window is None else 6)]
     integers = numpy.zeros(sum(sizes) + len(rest), dtype=numpy.int64)
     ends = list(accumulate(sizes))
     integers[ends[-1] :] = rest
-    tokens, all_slots, offsets, all_lengths, columns, positions, row_of, trunks, *branches = (
+    tokens, model_positions, all_slots, offsets, all_lengths, columns, positions, row_of, trunks, *branches = (
         integers[end - size : end] for size, end in zip(sizes, ends, strict=True)
     )
     tokens[:real] = list(chain.from_iterable([row.tokens for row in rows]))
@@ -103,26 +153,11 @@ def pack_inputs(
             branches[0][index] = _bits(trunk, branch)
             if window is not None:
                 branches[1][index] = _bits(trunk, branch[-window:])
+    model_positions[:] = positions
+    for row, first in zip(rows, offsets.tolist(), strict=False):
+        if row.positions is not None:
+            model_positions[first : first + len(row.tokens)] = row.positions
     return PackedInputs(torch.from_numpy(integers), sizes)
-
-
-def have_gaps(rows: Sequence[RowInput]) -> bool:
-    """Whether a token of the rows may have another position than its column's."""
-    return any(row.prompt_positions is not None for row in rows)
-
-
-def whole_positions(rows: Sequence[RowInput], positions: Tensor) -> Tensor:
-    """Return positions in whole texts, [1, N] int64: those for the model, where some prompts are shortened.
-
-    positions: [1, N] int64 on the CPU, in the texts as they are in the cache.
-    """
-    whole, first = positions.clone(), 0
-    for row in rows:
-        end = first + len(row.tokens)
-        if row.prompt_positions is not None:
-            whole[0, first:end] = row.prompt_positions.translate(whole[0, first:end])
-        first = end
-    return whole
 
 
 def wanted_tokens(rows: Sequence[RowInput]) -> list[int]:

@@ -47,8 +47,8 @@ def tiny_runner(seed: int) -> "Runner":
 def engine() -> "Iterator[Engine]":
     from actors.loops.options import LoopOptions
     from actors.replica.in_process import Engine
-    from engine.loading.grammar_tokenizer import structure_tokenizer
     from engine.loading.settings import load_tokenizer
+    from engine.loading.tokenizers import structure_tokenizer
 
     replicas: dict[str, tuple[Role, Runner]] = {
         "target": ("target", tiny_runner(0)),

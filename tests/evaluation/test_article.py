@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
 from evaluation.article import contrastive, naive, write

@@ -9,10 +9,10 @@ import torch
 from actors.drafter.chain import ChainStart, DraftChain
 from decoding.drafts.choice import DraftChoice
 from decoding.sampling.params import SamplingParams
-from engine.model.cuda_streams import use_own_stream
-from engine.model.faster_layers import use_faster_layers
-from engine.model.forward_input import RowInput
-from engine.model.packed_linear import GroupedLinear
+from engine.layers.faster_layers import use_faster_layers
+from engine.layers.linear import GroupedLinear
+from engine.model.cuda import use_own_stream
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 

@@ -5,8 +5,8 @@ import torch
 
 from decoding.drafts.choice import DraftChoice
 from engine.heads.eagle3_proposer import Eagle3Proposer
-from engine.model.faster_layers import use_faster_parts
-from engine.model.forward_input import RowInput
+from engine.layers.faster_layers import use_faster_parts
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.heads import STATES, eagle3_drafts, reduced_eagle3
 from tests.support.models import tiny_model

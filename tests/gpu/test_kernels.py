@@ -14,8 +14,8 @@ from benchmarks.micro.gpu_kernels import text_batch
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
-from engine.model.attention import reference
-from engine.model.ragged_batch import RaggedBatch
+from engine.kernels import attention as reference
+from engine.kernels.attention import AttentionArgs, RaggedBatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -31,25 +31,31 @@ def pages_of(tables: Tensor) -> tuple[Tensor, Tensor]:
     return random(count, KV_HEADS, SIZE, PAGE, seed=1), random(count, KV_HEADS, PAGE, SIZE, seed=2)
 
 
+def args(
+    new: Sequence[Tensor], stores: tuple[Tensor, Tensor], tables: Tensor, batch: RaggedBatch, **options: Any
+) -> AttentionArgs:
+    query, key, value = new
+    return AttentionArgs(query, key, value, *stores, tables, batch, scale=0.09, **options)
+
+
 def attend(
     new: Sequence[Tensor], stores: tuple[Tensor, Tensor], tables: Tensor, batch: RaggedBatch, **options: Any
 ) -> Tensor:
     """new: query, key and value."""
-    from engine.model.attention import triton_kernel
+    from engine.kernels import triton_attention
 
-    query, key, value = new
-    return triton_kernel.attend(query, key, value, *stores, tables, batch, scale=0.09, **options)
+    return triton_attention.attend(args(new, stores, tables, batch, **options))
 
 
 @pytest.mark.parametrize(("rows", "width", "columns"), [(1, 1, 5000), (5, 6, 2000), (2, 700, 1500), (64, 1, 40)])
 def test_attention(rows: int, width: int, columns: int) -> None:
     batch, tables = text_batch(rows, width, columns, "cuda")
     stores = pages_of(tables)
-    query, key, value = new = [random(rows * width, heads, SIZE, seed=heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    new = [random(rows * width, heads, SIZE, seed=heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     cases: list[dict[str, Any]] = [{}, {"window": 128}, {"softcap": 30.0, "sinks": random(HEADS)}]
     for options in cases:
         actual = attend(new, stores, tables, batch, **options)
-        expected = reference.attend(query, key, value, *stores, tables, batch, scale=0.09, **options)
+        expected = reference.attend(args(new, stores, tables, batch, **options))
         torch.testing.assert_close(actual, expected, atol=0.02, rtol=0.02)
 
 
@@ -123,7 +129,7 @@ def test_choices_from_a_large_vocabulary() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("inputs", "features"), [(4096, 6144), (576, 1000)])
 def test_products_give_a_token_the_same_bits_in_any_company(dtype: torch.dtype, inputs: int, features: int) -> None:
-    from engine.model.fixed_order.linear import fixed_order_linear
+    from engine.kernels.triton_linear import fixed_order_linear
 
     x, weight = random(1100, inputs, dtype=dtype), random(features, inputs, seed=1, dtype=dtype) * inputs**-0.5
     together = fixed_order_linear(x, weight, out_dtype=torch.float32)
@@ -135,7 +141,7 @@ def test_products_give_a_token_the_same_bits_in_any_company(dtype: torch.dtype, 
 
 def test_a_large_product_in_a_graph_reads_what_is_there_then() -> None:
     """Its descriptors are made when it is captured."""
-    from engine.model.fixed_order.linear import fixed_order_linear
+    from engine.kernels.triton_linear import fixed_order_linear
 
     x, other, weight = random(300, 1024), random(300, 1024, seed=2), random(1500, 1024, seed=1)
     expected = fixed_order_linear(other, weight)
@@ -149,7 +155,7 @@ def test_a_large_product_in_a_graph_reads_what_is_there_then() -> None:
 
 
 def test_norms_give_a_token_the_same_bits_in_any_company() -> None:
-    from engine.model.fixed_order.norm import fixed_order_rms_norm
+    from engine.kernels.triton_elementwise import fixed_order_rms_norm
 
     x, weight = random(300, 4096), random(4096, seed=1)
     together = fixed_order_rms_norm(x, weight, 1e-6)

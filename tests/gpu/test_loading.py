@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from engine.layers.faster_layers import use_faster_layers
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.supported import try_out
-from engine.model.faster_layers import use_faster_layers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 

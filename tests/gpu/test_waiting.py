@@ -10,7 +10,7 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 

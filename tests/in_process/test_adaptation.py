@@ -12,7 +12,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.replica import copy_weights
 from decoding.sampling.params import SamplingParams
-from engine.model.faster_layers import use_faster_layers
+from engine.layers.faster_layers import use_faster_layers
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import PROMPTS, SlowRunner, text, tokens
 from tests.support import reference

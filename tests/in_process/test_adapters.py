@@ -21,7 +21,7 @@ from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from engine.heads.eagle3_proposer import Eagle3Proposer
-from engine.heads.spec import HeadsKind
+from engine.heads.proposer import HeadsKind
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.lora import read_lora
 from engine.model.runner import Runner

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from actors.replica.replica import load_runner
 from engine.loading.checkpoint import ModelSpec
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 

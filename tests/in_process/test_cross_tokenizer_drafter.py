@@ -16,11 +16,10 @@ from actors.replica.roles import Role
 from actors.verifier.planner import DraftPlanner
 from actors.wire.link import LocalLink
 from decoding.sampling.params import SamplingParams, Structure
+from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.text_aligner import Speller
-from engine.loading.grammar_tokenizer import structure_tokenizer
-from engine.loading.tokenizer_pairs import speller_of
+from engine.loading.tokenizers import speller_of, structure_tokenizer
 from engine.model.runner import Runner
-from engine.tokenizers.draft_mapping import DraftMapping
 from tests.in_process.test_exactness import EOS, MIXED, Bundle, accepted, drafted, greedy, sampled
 from tests.support import tokenizers
 from tests.support.byte_level import byte_level_tokenizer

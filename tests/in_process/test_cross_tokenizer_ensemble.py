@@ -17,13 +17,12 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.blending.blend import BlendBatch, blend
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
-from engine.loading.tokenizer_pairs import speller_of
+from decoding.tokenizers.logits_mapping import LogitsMapping
+from engine.loading.tokenizers import speller_of
 from engine.model.runner import Runner
-from engine.tokenizers.logits_mapping import LogitsMapping
 from tests.in_process.test_ensemble import SlowRunner, tokens
 from tests.in_process.test_exactness import EOS, Bundle
 from tests.support import tokenizers

@@ -17,10 +17,10 @@ from decoding.sampling.params import SamplingParams
 from deployments.apis.chat.request import ChatRequest
 from deployments.configuration.config import load_config
 from deployments.endpoints.loading import load_endpoints
+from engine.kernels.native import library
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.settings import load_tokenizer
-from engine.model.forward_input import RowInput
-from engine.model.native.library import library
+from engine.model.ragged_batch import RowInput
 from tests.support import reference
 
 ROOT = Path(__file__).parents[2]

@@ -23,12 +23,11 @@ from actors.verifier.row import TargetRow
 from actors.wire.link import LocalLink
 from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Message
 from decoding.blending.blend import BlendBatch, blend
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import UnavailableError
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model

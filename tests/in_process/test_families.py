@@ -39,7 +39,7 @@ from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec, load_model
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import noisy
 from tests.support.models import CONFIGS, VOCAB, let_llama_count_positions, tiny_model
@@ -145,7 +145,7 @@ def test_small_batches_do_not_run_the_models_forward(checked: Checked) -> None:
         logits = checked.runner.logits([RowInput(0, 40, [5]), RowInput(1, 7, [8])])
     assert_close(logits, torch.stack([checked.expected([*text, 5])[-1], checked.expected([*text[:7], 8])[-1]]))
     rows = [RowInput(slot, 0, random_text(45)) for slot in range(3)]
-    with mock.patch.dict(checked.runner._traced, {False: mock.Mock(side_effect=AssertionError)}):
+    with mock.patch.dict(checked.runner._forward._traced, {False: mock.Mock(side_effect=AssertionError)}):
         checked.runner.logits(rows)
 
 

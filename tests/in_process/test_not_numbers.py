@@ -11,7 +11,7 @@ import torch
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.replica.in_process import Engine
 from decoding.beams.options import BeamOptions
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner

@@ -16,14 +16,13 @@ from actors.loops.options import LoopOptions
 from actors.loops.scheduler import Scheduler
 from actors.replica.in_process import Engine
 from actors.verifier.judge import judge
-from decoding.beams.group import BeamGroup
 from decoding.beams.options import BeamOptions
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.beams.search import BeamGroup
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import process
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model

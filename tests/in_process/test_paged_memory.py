@@ -16,12 +16,11 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.beams.options import BeamOptions
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model

@@ -21,7 +21,7 @@ from actors.replica.roles import Role
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 

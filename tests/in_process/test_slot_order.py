@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from decoding.beams.options import BeamOptions
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model

@@ -23,7 +23,7 @@ from decoding.errors import ConsortError, InvalidRequestError
 from decoding.grammars.grammar import Grammar
 from decoding.grammars.structure import StructureState
 from decoding.sampling.params import SamplingParams, Structure, StructureKind
-from engine.loading.grammar_tokenizer import structure_tokenizer
+from engine.loading.tokenizers import structure_tokenizer
 from engine.model.runner import Runner
 from tests.support import reference
 from tests.support.adversary import AdversarialDrafter

@@ -16,9 +16,8 @@ from decoding.sampling.params import SamplingParams
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.eagle3_proposer import Eagle3Proposer
 from engine.heads.medusa import MedusaHeads
-from engine.heads.proposer import Reading
-from engine.heads.sampling import DraftStart
-from engine.model.forward_input import RowInput
+from engine.heads.proposer import DraftStart, Reading
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _TEXTS = [[5, 9, 14, 3, 27, 8], [7, 1, 2], [11, 4, 9, 30]]

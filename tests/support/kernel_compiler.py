@@ -101,15 +101,17 @@ def main() -> None:
     """Compile all kernels with the shapes of an 8 B model in bfloat16."""
     from benchmarks.micro.gpu_kernels import text_batch
     from decoding.kernels.triton_choice import choose
-    from engine.model.attention.triton_kernel import attend
-    from engine.model.fixed_order import elementwise, linear
-    from engine.model.fixed_order.norm import fixed_order_rms_norm
+    from engine.kernels import triton_elementwise as elementwise
+    from engine.kernels import triton_linear as linear
+    from engine.kernels.attention import AttentionArgs
+    from engine.kernels.triton_attention import attend
+    from engine.kernels.triton_elementwise import fixed_order_rms_norm
 
     def launch_attention(cache: torch.dtype, heads: int = 32, **options: Any) -> None:
         batch, tables = text_batch(4, 6, 2048, "cpu")
         query, new = (torch.zeros(24, count, 128, dtype=torch.bfloat16) for count in (heads, 8))
         keys, values = (torch.zeros(1, 8, *shape).to(cache) for shape in ((128, 16), (16, 128)))
-        attend(query, new, new, keys, values, tables, batch, scale=0.1, **options)
+        attend(AttentionArgs(query, new, new, keys, values, tables, batch, scale=0.1, **options))
 
     compile_launches("bfloat16", lambda: launch_attention(torch.bfloat16))
     compile_launches("wide groups", lambda: launch_attention(torch.bfloat16, heads=64))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from decoding.tokenizers.text_aligner import Speller
-from engine.model.forward_input import RowInput
 from engine.model.kv_pages import KVPages
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _SURE = 20.0

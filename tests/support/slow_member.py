@@ -1,6 +1,6 @@
 """Reference for members with another tokenizer: by strings, in float64, encoding and running every text from scratch.
 
-Uses nothing of `decoding/tokenizers/projection.py`, `decoding/tokenizers/text_aligner.py` or `actors/`.
+Uses nothing of `decoding/tokenizers/logits_mapping.py`, `decoding/tokenizers/text_aligner.py` or `actors/`.
 """
 
 import math

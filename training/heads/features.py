@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from training.files import write_whole
 from training.texts import Chat, read_shard, shard_files

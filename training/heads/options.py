@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.heads.spec import HeadsKind
+from engine.heads.proposer import HeadsKind
 from training.distillation.loop import DistillationOptions
 from training.distillation.text_stage import TargetOptions, TextOptions
 

@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
-from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_layout import read_eagle3, stated_layers
+from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
 from engine.heads.medusa import MedusaHeads
-from engine.heads.spec import HeadsSpec
+from engine.heads.proposer import HeadsSpec
 from training.distillation.student import Student
 from training.distillation.vocabulary import StudentVocabulary
 from training.heads.eagle3 import Eagle3Student, start_head

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from actors.replica.replica import load_with_heads
 from decoding.sampling.params import SamplingParams
-from engine.heads.spec import HeadsKind, HeadsSpec
+from engine.heads.proposer import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from evaluation.step_times import time_heads, time_steps
 from training.distillation.rates import LONGEST_DRAFT

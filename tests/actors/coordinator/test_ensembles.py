@@ -4,7 +4,7 @@ from typing import Any
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.wire.messages import Admit, Cancel, Failed, LeaderLost, MemberLost, Message
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, decode, reports
 

@@ -16,10 +16,9 @@ from actors.replica.replica import Replica
 from actors.replica.roles import Role, make_loop
 from actors.wire.messages import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.sampling.params import SamplingParams
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ from actors.drafter.loop import Drafter
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Message, Offer, ReplicaAddress
 from decoding.sampling.params import SamplingParams
-from engine.model.graph_recorder import Replay
+from engine.model.cuda import Replay
 from engine.model.runner import Runner
 from tests.support.advance import advance
 from tests.support.models import VOCAB, tiny_model

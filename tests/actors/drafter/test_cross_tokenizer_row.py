@@ -14,9 +14,9 @@ from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ReplicaAddress, ResendRequest
 from decoding.drafts.trie import DraftTrie
 from decoding.sampling.params import SamplingParams
+from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.text_aligner import TextAligner
-from engine.loading.tokenizer_pairs import speller_of
-from engine.tokenizers.draft_mapping import DraftMapping
+from engine.loading.tokenizers import speller_of
 from tests.support import tokenizers
 from tests.support.advance import advance
 from tests.support.byte_level import byte_level_tokenizer

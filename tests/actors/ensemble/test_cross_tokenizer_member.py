@@ -14,7 +14,7 @@ from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
 from actors.wire.logits_codec import LogitsTransport, unpack
 from actors.wire.messages import Join, LogitsReply, LogitsRequest
 from decoding.errors import ConfigError
-from engine.tokenizers.logits_mapping import LogitsMapping
+from decoding.tokenizers.logits_mapping import LogitsMapping
 from tests.support.byte_level import byte_level_tokenizer, byte_level_tokenizer_with_end
 from tests.support.knowing_runner import KnowingRunner
 from tests.support.tokenizers import (

@@ -8,7 +8,7 @@ import torch
 from actors.ensemble.member import MemberRow
 from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
 from actors.wire.messages import Join, LogitsRequest
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 

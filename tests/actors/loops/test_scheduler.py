@@ -17,8 +17,8 @@ from actors.loops.thread import LoopTimes
 from actors.wire.messages import Admit
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
-from engine.model.forward_input import RowInput
 from engine.model.page_tables import PageTables
+from engine.model.ragged_batch import RowInput
 from tests.support.properties import repeatable
 
 

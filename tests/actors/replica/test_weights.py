@@ -10,7 +10,7 @@ from torch import Tensor
 from actors.replica.replica import copy_weights, load_runner, publish_weights
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 from tests.support.trimmed import copied, save_trimmed

@@ -12,8 +12,8 @@ from actors.loops.row import ServedRow
 from actors.verifier.adapters import AdapterTable
 from actors.wire.messages import Adapter, Admit
 from decoding.sampling.params import SamplingParams
+from engine.layers.lora import LoraLayers
 from engine.loading.lora import LoraWeights
-from engine.model.lora.layers import LoraLayers
 
 
 class Stage:

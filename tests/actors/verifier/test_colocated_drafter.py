@@ -16,7 +16,7 @@ from actors.verifier.loop import Target
 from actors.verifier.row import TargetRow
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Ensemble, Failed, Member, ReplicaAddress
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner

@@ -25,8 +25,7 @@ from actors.wire.messages import (
     ReplicaAddress,
 )
 from actors.wire.messages import Report as Reported
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model

@@ -38,7 +38,7 @@ from decoding.drafts import ngram
 from decoding.drafts.draft import Distribution
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.text_table import TextTable
+from decoding.sampling.penalties import TextTable
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ from actors.verifier.planner import DraftPlanner
 from actors.verifier.row import TargetRow
 from actors.verifier.step_cost import StepCost
 from actors.wire.messages import Admit, Ensemble
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
 

@@ -6,12 +6,11 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from benchmarks.chaos.load import Case
 from benchmarks.chaos.soak import Round, Soak, growth, served_in_process, with_beams, with_shared_prefixes
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
-from engine.model.faster_layers import use_faster_layers
-from engine.model.forward_input import RowInput
+from engine.layers.faster_layers import use_faster_layers
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
 

@@ -9,7 +9,7 @@ import torch
 from benchmarks.step_budget.fake_results import fake_results
 from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
 from benchmarks.step_budget.traffic import ACTIVATIONS, Traffic
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 
 ROWS, WIDTH, VOCAB = 4, 3, 1000
 COLUMNS = ROWS * 32
@@ -29,9 +29,9 @@ def forward(layers: int) -> Traffic:
         "tiny", vocab_size=VOCAB, columns=COLUMNS, slots=ROWS, max_length=64, max_query=16, layers=layers
     )
     runner = metered.runner
-    inputs = runner._inputs([RowInput(slot, 20, [1, 2, 3]) for slot in range(ROWS)])
+    tokens, positions, batch, _ = runner._forward.pack([RowInput(slot, 20, [1, 2, 3]) for slot in range(ROWS)])
     with torch.inference_mode(), metered.metered() as meter:
-        runner.forward(*inputs)
+        runner.forward(tokens, positions, batch)
     return meter.traffic
 
 

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.beams.force_words import ForceWords
 from decoding.beams.options import BeamOptions
-from decoding.beams.search import BeamSearch
+from decoding.beams.search import BeamSearch, ForceWords
 from decoding.errors import InvalidRequestError
 from tests.support.beam_worlds import random_world, ranked, search, table, texts
 from tests.support.properties import repeatable

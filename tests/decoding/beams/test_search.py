@@ -6,9 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from decoding.beams.group import Fork
 from decoding.beams.options import BeamOptions, EarlyStopping
-from decoding.beams.search import BeamSearch, beam_noise
+from decoding.beams.search import BeamSearch, Fork, beam_noise
 from decoding.errors import InvalidRequestError
 from decoding.sampling.noise import gumbel, noise_key
 from tests.support.beam_worlds import log_prob, random_world, ranked, search, table, texts
@@ -190,3 +189,15 @@ def test_impossible_options_are_refused(field: str, options: dict) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         BeamOptions(**options)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("value", [50.1, -300, 1e308, math.inf, math.nan])
+def test_length_penalties_are_bounded(value: float) -> None:
+    with pytest.raises(InvalidRequestError, match="length_penalty must be from -50 to 50"):
+        BeamOptions(num_beams=2, length_penalty=value)
+
+
+@pytest.mark.parametrize("value", [-1, 1e39, math.inf, math.nan])
+def test_diversity_penalties_are_bounded(value: float) -> None:
+    with pytest.raises(InvalidRequestError, match="diversity_penalty must be from 0"):
+        BeamOptions(num_beams=2, num_beam_groups=2, diversity_penalty=value)

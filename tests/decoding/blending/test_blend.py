@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decoding.blending.blend import BlendBatch, blend, is_unsure
+from decoding.blending.blend import (
+    BlendBatch,
+    attribute_tokens,
+    blend,
+    is_unsure,
+    keep_candidates,
+    rank_others_below,
+    replace_empty,
+    top_k_union,
+)
 from decoding.blending.params import BlendParams
 from decoding.errors import InvalidRequestError, UnavailableError
 from tests.support.properties import repeatable
@@ -20,6 +29,9 @@ Position = tuple[BlendParams, Sequence[bool]]
 
 LEAST = -1e3  # the log-probability of tokens that the amateur rules out
 KINDS = ["single", "mixture", "product", "vote", "gated"]
+LOGITS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]).log()  # [M, V]
+INF = math.inf
+OWN = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
@@ -319,3 +331,53 @@ def test_what_does_not_fit_the_members_names_its_field(params: BlendParams, memb
     with pytest.raises(InvalidRequestError) as caught:
         params.require_members(members)
     assert caught.value.field == field
+
+
+def test_shares_of_a_mixture_are_posterior_probabilities_of_the_members() -> None:
+    contributions = attribute_tokens(LOGITS[:, None].expand(2, 3, 3), [0, 1, 2], [0.75, 0.25])
+    for token, views in enumerate(contributions):
+        probabilities = [float(LOGITS[member, token].exp()) for member in range(2)]
+        total = 0.75 * probabilities[0] + 0.25 * probabilities[1]
+        assert [math.exp(logprob) for logprob, _, _ in views] == pytest.approx(probabilities)
+        assert [share for _, _, share in views] == pytest.approx(
+            [0.75 * probabilities[0] / total, 0.25 * probabilities[1] / total]
+        )
+    assert [[agreed for _, agreed, _ in views] for views in contributions] == [
+        [True, False],
+        [False, True],
+        [False, False],
+    ]
+
+
+def test_members_that_rule_a_token_out_or_do_not_count_have_no_share() -> None:
+    logits = torch.tensor([[[0.0, -math.inf]], [[0.0, 0.0]], [[0.0, 0.0]]])
+    assert [share for _, _, share in attribute_tokens(logits, [1], [0.5, 0.0, 0.5])[0]] == [0, 0, 1]
+    assert [share for _, _, share in attribute_tokens(logits[:1], [1], [1.0])[0]] == [0]
+
+
+def test_candidates_are_the_best_of_each() -> None:
+    union = top_k_union(OWN, 2, [[[4], [0, 4]], [[], [1]]])
+    assert union.tolist() == [[True, True, False, False, True], [True, True, False, True, True]]
+    assert top_k_union(OWN, 9, []).all()
+    assert keep_candidates(OWN, union)[0].tolist() == [4, 3, -INF, -INF, 0]
+
+
+def test_all_else_is_far_below_in_the_leaders_order() -> None:
+    candidates = top_k_union(OWN, 2, [])
+    blended = torch.tensor([[-INF, -0.1, -INF, -INF, -INF], [-INF, -INF, -INF, -3.0, -0.5]])
+    ranked = rank_others_below(blended, OWN, candidates)
+    assert ranked[0, :2].tolist() == pytest.approx([-INF, -0.1])
+    assert ranked[0, 2:].tolist() == pytest.approx([-10002.1, -10003.1, -10004.1])
+    assert ranked[1, 3:].tolist() == [-3.0, -0.5]
+    assert ranked[1, :3].argmax() == 2
+    assert ranked[1, :3].max() < -1e4
+
+
+def test_the_leader_replaces_a_member_without_logits() -> None:
+    logits = torch.tensor([[-INF] * 5, [1.0, -INF, -INF, -INF, -INF]])
+    assert replace_empty(logits, OWN).tolist() == [OWN[0].tolist(), logits[1].tolist()]
+
+
+def test_a_members_padding_is_no_candidate() -> None:
+    own = torch.tensor([[3.0, 2.0, 1.0]])
+    assert top_k_union(own, 1, [[[1, 3]]]).tolist() == [[True, True, False]]

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from decoding.drafts.draft import Draft
 from decoding.errors import InvalidRequestError
 from decoding.grammars.grammar import Grammar, GrammarCompiler
-from decoding.grammars.structure import StructureState
+from decoding.grammars.structure import MaskThread, StructureState
 from decoding.sampling.params import Structure
 from tests.support.properties import repeatable
 from tests.support.schemas import SchemaGenerator
@@ -300,3 +300,40 @@ def test_answers_match_a_grammar(notation: str) -> None:
         if answer[-1] == END:
             assert isinstance(eval(text_of(answer)), int)
         assert writer.write_with(grammar, Drafts(answer, seed), limit=150)[:150] == answer
+
+
+def test_each_row_gets_its_own_masks() -> None:
+    word = compiled("regex", "[a-z ]{3,40}")
+    grammars = [word, compiled("json", "{}"), word, compiled("grammar", 'start: ("a" | "b" "c")*')]
+    thread = MaskThread()
+    try:
+        for seed in range(20):
+            answers = [Writer(seed, greedy=False).write(grammar, limit=6)[:-1] for grammar in grammars]
+            drafts = [Drafts(answer, seed).draft(2) for answer in answers]
+            states, others = (
+                [follow(grammar, answer[:2]) for grammar, answer in zip(grammars, answers, strict=True)]
+                for _ in range(2)
+            )
+            masks = thread.start([None, *states, None], [NO_DRAFT, *drafts, NO_DRAFT])()
+            assert masks[0] is masks[-1] is None
+            for mask, other, draft in zip(masks[1:-1], others, drafts, strict=True):
+                assert mask is not None
+                assert torch.equal(mask, other.masks(draft))
+    finally:
+        thread.close()
+
+
+def test_a_step_without_structures_starts_nothing() -> None:
+    thread = MaskThread()
+    thread.close()
+    assert thread.start([None, None], [Draft([1], [-1]), NO_DRAFT])() == [None, None]
+
+
+def test_masks_are_as_wide_as_the_logits() -> None:
+    thread = MaskThread()
+    try:
+        (mask,) = thread.start([follow(compiled("json", "{}"), [])], [NO_DRAFT])()
+        assert mask is not None
+        assert mask.shape == (1, VOCAB_SIZE // 32)
+    finally:
+        thread.close()

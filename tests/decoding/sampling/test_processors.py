@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.processors import COMMON, RARE, Stage, _reduced
+from decoding.sampling.processors import COMMON, RARE, Stage, _reduced, log_add
 from tests.support.positions import SETTINGS, logits_of
 from tests.support.properties import repeatable
 
@@ -86,3 +86,17 @@ def test_top_p_of_equal_logits_is_exact(k: int) -> None:
     """Where sums of probabilities equal p, transformers' rounding may keep one more token."""
     kept = COMMON["top_p"](torch.zeros(1, 12), torch.tensor([k / 12])) == 0
     assert kept[0].tolist() == [False] * (12 - k) + [True] * k
+
+
+def test_it_equals_torchs() -> None:
+    first, second = torch.randn(2, 7, 50, generator=torch.Generator().manual_seed(1)) * 8
+    first[0, :9] = second[0, 4:12] = -torch.inf
+    torch.testing.assert_close(log_add(first, second), torch.logaddexp(first, second), rtol=1e-6, atol=1e-6)
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
+    """Where rows end in the middle of a vector."""
+    first, second = torch.randn(2, 40, 1001, generator=torch.Generator().manual_seed(2)) * 3 - 4
+    among = log_add(first, second)
+    for row in range(40):
+        assert torch.equal(log_add(first[row].clone(), second[row].clone()), among[row])

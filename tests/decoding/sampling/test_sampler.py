@@ -1,5 +1,6 @@
 """The sampler draws from the softmax of the processed logits. Coupled verification does not change that."""
 
+import gc
 import math
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ from decoding.sampling import sampler
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import NO_TOKEN, process, rank, reason_for_no_token, sample
+from decoding.sampling.sampler import NO_TOKEN, process, rank, reason_for_no_token, sample, token_logprobs
 from tests.support.chi_square import count, p_value
 
 DRAWS = 200_000
@@ -191,3 +192,19 @@ def test_no_token_is_chosen_from_what_is_no_number(
     assert 0 <= tokens[5] < 300
     problems = [reason_for_no_token(row) for row in logits]
     assert [reason.split()[-1] for reason in problems[:4]] == ["NaN", "NaN", "infinite", "infinity"]
+
+
+def test_they_are_those_of_the_softmax() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]])
+    first, second = token_logprobs(logits, [2, 0], [2, 0])
+    expected = logits.double().softmax(dim=-1).log()
+    assert abs(first.logprob - expected[0, 2]) < 1e-6
+    assert abs(second.logprob - expected[1, 0]) < 1e-6
+    assert (first.rank, second.rank) == (2, 1)
+    assert [token for token, _ in first.top] == [1, 2]
+    assert second.top == ()
+
+
+def test_the_garbage_collector_does_not_look_through_those_of_a_long_prompt() -> None:
+    """It held a loop for 0.2 s after 128,000 tokens."""
+    assert not any(map(gc.is_tracked, token_logprobs(torch.zeros(3, 4), [0, 1, 2], [1, 1, 1])))

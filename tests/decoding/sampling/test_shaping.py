@@ -1,6 +1,6 @@
-"""All processors together: against `generate`, in mixed batches, with drafts, and if nothing is allowed."""
+"""Processors that depend on the text, in batches of different settings, against transformers'."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
@@ -9,13 +9,46 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import probabilities, process, rank, sample
-from tests.support.positions import SETTINGS, VOCAB, logits_of, params_of, positions_of, processed
+from decoding.sampling.shaping import (
+    AllowedTokens,
+    Bans,
+    ForcedTokens,
+    GrammarMasks,
+    bad_tokens,
+    bad_words,
+    begin_suppressed_tokens,
+    early_end_tokens,
+    repeated_ngrams,
+    suppressed_tokens,
+)
+from tests.support.positions import SETTINGS, VOCAB, logits_of, params_of, paths, positions_of, processed, texts, tokens
 from tests.support.properties import repeatable
+
+ENDS = (2, 5)
+# Transformers' processor from a setting and the length of the prompt.
+THEIRS: dict[str, Callable[[Any, int], LogitsProcessor]] = {
+    "no_repeat_ngram_size": lambda size, _: NoRepeatNGramLogitsProcessor(size),
+    "bad_words_ids": lambda words, _: NoBadWordsLogitsProcessor([list(word) for word in words], list(ENDS)),
+    "min_tokens": lambda count, prompt: MinNewTokensLengthLogitsProcessor(prompt, count, list(ENDS)),
+    "suppress_tokens": lambda tokens, _: SuppressTokensLogitsProcessor(tokens),
+    "begin_suppress_tokens": SuppressTokensAtBeginLogitsProcessor,
+}
 
 
 def alone(position: Position, logits: Tensor) -> Tensor:
@@ -171,3 +204,116 @@ def test_what_a_request_names_is_not_gone_through_at_each_step(field: str, named
         process(torch.zeros(5, VOCAB), SamplingBatch.build(positions, VOCAB))
         history.tokens.append(0)
     assert counted.times <= 2
+
+
+def banned(positions: list[Position], logits: Tensor) -> Tensor:
+    lasting = (bad_tokens, early_end_tokens, suppressed_tokens, begin_suppressed_tokens)
+    bans = Bans.build((repeated_ngrams, bad_words), lasting, positions, logits.shape[-1], "cpu")
+    if bans:
+        bans.apply_(logits)
+    return logits
+
+
+@pytest.mark.parametrize("field", THEIRS)
+def test_equals_transformers(field: str) -> None:
+    @repeatable
+    @given(st.data(), st.lists(st.one_of(st.none(), SETTINGS[field]), min_size=1, max_size=5))
+    def same(data: st.DataObject, values: list[Any]) -> None:
+        logits = data.draw(logits_of(len(values)))
+        expected, positions = logits.clone(), []
+        for row, value in enumerate(values):
+            prompt, answer, path = data.draw(texts), data.draw(paths), data.draw(paths)
+            settings = {} if value is None else {field: value}
+            params = SamplingParams(max_tokens=20, eos_token_ids=ENDS, **settings)
+            positions.append(Position(History(params, [*prompt, *answer], len(prompt)), path))
+            if value is not None:
+                ids = torch.tensor([[*prompt, *answer, *path]])
+                expected[row] = THEIRS[field](value, len(prompt))(ids, logits[row : row + 1])
+        assert torch.equal(banned(positions, logits), expected)
+
+    same()
+
+
+def possible(params: SamplingParams, answer: list[int], path: list[int]) -> list[int]:
+    """Return the tokens below 6 that may follow the prompt [0], the answer and the path."""
+    logits = banned([Position(History(params, [0, *answer], 1), path)], torch.zeros(1, 6))
+    return (logits[0] == 0).nonzero().flatten().tolist()
+
+
+def test_every_token_that_ends_an_answer_waits_for_min_tokens() -> None:
+    params = SamplingParams(max_tokens=9, min_tokens=2, eos_token_ids=(2,), stop_token_ids=(3, 70))
+    assert possible(params, [], [1]) == [0, 1, 4, 5]
+    assert possible(params, [1], [1]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_is_forbidden_at_the_beginning_is_so_after_a_forced_beginning() -> None:
+    params = SamplingParams(max_tokens=9, forced_bos_token_id=1, begin_suppress_tokens=(0, 1, 2))
+    assert possible(params, [], []) == [0, 1, 2, 3, 4, 5]
+    assert possible(params, [], [1]) == [3, 4, 5]
+    assert possible(params, [1, 3], []) == [0, 1, 2, 3, 4, 5]
+
+
+def test_ngrams_within_a_draft_count() -> None:
+    params = SamplingParams(max_tokens=9, no_repeat_ngram_size=2)
+    assert possible(params, [], [1, 2, 1]) == [0, 1, 3, 4, 5]
+    assert possible(params, [1], [0]) == [0, 2, 3, 4, 5]
+
+
+def always(allowed: tuple[int, ...]) -> Callable[[int, Tensor], list[int]]:
+    return lambda _, __: list(allowed)
+
+
+@repeatable
+@given(st.data(), st.lists(st.one_of(st.just(()), SETTINGS["allowed_token_ids"]), min_size=1, max_size=5))
+def test_allowed_tokens(data: st.DataObject, values: list[tuple[int, ...]]) -> None:
+    logits = data.draw(logits_of(len(values)))
+    expected = logits.clone()
+    for row, value in enumerate(values):
+        if value:
+            processor = PrefixConstrainedLogitsProcessor(always(value), 1)
+            expected[row] = processor(torch.tensor([[0]]), logits[row : row + 1])
+    params = [SamplingParams(max_tokens=9, allowed_token_ids=value) for value in values]
+    step = AllowedTokens.build([Position(History(setting, [0], 1)) for setting in params], VOCAB, "cpu")
+    if step:
+        step.apply_(logits)
+    assert torch.equal(logits, expected)
+
+
+@repeatable
+@given(st.data(), st.lists(st.tuples(*[st.one_of(st.none(), tokens)] * 2, st.integers(0, 3)), min_size=1, max_size=5))
+def test_forced_tokens(data: st.DataObject, values: list[tuple[int | None, int | None, int]]) -> None:
+    """The prompt has one token, as transformers' forced first token needs."""
+    logits = data.draw(logits_of(len(values)))
+    expected, positions = logits.clone(), []
+    for row, (first, last, answered) in enumerate(values):
+        params = SamplingParams(max_tokens=4, forced_bos_token_id=first, forced_eos_token_id=last)
+        positions.append(Position(History(params, [0] * (answered // 2 + 1), 1), [0] * (answered - answered // 2)))
+        ids = torch.zeros(1, 1 + answered, dtype=torch.int64)
+        if first is not None:
+            expected[row] = ForcedBOSTokenLogitsProcessor(first)(ids, expected[row : row + 1])
+        if last is not None:
+            expected[row] = ForcedEOSTokenLogitsProcessor(5, last)(ids, expected[row : row + 1])
+    step = ForcedTokens.build(positions, VOCAB, "cpu")
+    if step:
+        step.apply_(logits)
+    assert torch.equal(logits, expected)
+
+
+@repeatable
+@given(st.data(), st.lists(st.one_of(st.none(), st.sets(tokens)), min_size=1, max_size=5))
+def test_grammar_masks(data: st.DataObject, sets: list[set[int] | None]) -> None:
+    """The vocabulary takes two words of bits."""
+    logits = data.draw(logits_of(len(sets), 40))
+    params = SamplingParams(max_tokens=9)
+    expected, positions = logits.clone(), []
+    for row, allowed in enumerate(sets):
+        words = None
+        if allowed is not None:
+            bits = [sum(1 << token for token in allowed), 1]
+            words = torch.tensor(bits, dtype=torch.int64).to(torch.int32)
+            expected[row, [token for token in range(40) if token not in allowed | {32}]] = -torch.inf
+        positions.append(Position(History(params, [0], 1), (), words))
+    step = GrammarMasks.build(positions, "cpu")
+    if step:
+        step.apply_(logits)
+    assert torch.equal(logits, expected)

@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from actors.coordinator.active_request import TextStream
 from decoding.sampling.params import SamplingParams
-from decoding.tokenizers.detokenizer import Detokenizer
-from decoding.tokenizers.text_decoder import TextDecoder
+from decoding.tokenizers.detokenizer import Detokenizer, TextDecoder
 from deployments.apis.decoder import TokenDecoder, text_decoder
 from tests.support.byte_level import byte_level_tokenizer
 

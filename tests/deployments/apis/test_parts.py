@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from actors.coordinator.request import Delta, Request, Statistics
-from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import TokenLogprobs
 from deployments.apis.decoder import TokenDecoder
 from deployments.apis.parts import Part, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel, ValidationError
 
 from cli import shell
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import ConfigError, InvalidRequestError
 from deployments.configuration.config import load_config, parse_config
 from deployments.configuration.endpoint import BlendConfig, EndpointConfig, StrategyConfig

@@ -12,8 +12,7 @@ import torch
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
 from actors.replica.in_process import Engine
-from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.endpoints.service import Service

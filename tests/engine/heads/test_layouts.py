@@ -11,12 +11,9 @@ from torch.nn.functional import embedding, linear, scaled_dot_product_attention,
 
 from decoding.errors import ConfigError
 from engine.heads.checkpoint import read_checkpoint
-from engine.heads.converter import convert
-from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_layout import read_eagle3, stated_layers
-from engine.heads.medusa import MedusaHeads
-from engine.heads.medusa_layout import read_medusa
-from engine.heads.spec import HeadsKind, HeadsSpec
+from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
+from engine.heads.medusa import MedusaHeads, read_medusa
+from engine.heads.proposer import HeadsKind, HeadsSpec
 from tests.support.heads import save
 
 SIZE, VOCAB, HEADS, LAYERS, MAPPED, DRAFTED = 12, 20, 3, 2, 7, 9
@@ -110,18 +107,23 @@ def test_a_token_map_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
         medusa(tmp_path, tensors)
 
 
-def test_pickles_are_refused_and_can_be_converted(tmp_path: Path) -> None:
+def test_plain_tensors_are_read_from_pickles(tmp_path: Path) -> None:
     torch.save(v1(), tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(ConfigError, match="convert-heads"):
-        read_checkpoint(spec(tmp_path))
-    assert [file.name for file in convert(tmp_path)] == ["medusa_lm_head.safetensors"]
     assert read_checkpoint(spec(tmp_path)).tensors.keys() == v1().keys()
 
 
-def test_a_pickle_with_code_is_not_converted(tmp_path: Path) -> None:
+def test_pickles_with_anything_else_are_refused(tmp_path: Path) -> None:
     torch.save({"a": Path("x")}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(ConfigError, match="can't be read as plain tensors"):
-        convert(tmp_path)
+    with pytest.raises(ConfigError, match=r"can't read .*(?:Unsupported|Weights only)"):
+        read_checkpoint(spec(tmp_path))
+    torch.save([torch.zeros(2)], tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(ConfigError, match=r"medusa_lm_head\.pt should be a dictionary of tensors"):
+        read_checkpoint(spec(tmp_path))
+
+
+def test_a_folder_without_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no file of tensors \(\*\.safetensors, \*\.pt"):
+        read_checkpoint(spec(tmp_path))
 
 
 LLAMA = {

@@ -9,7 +9,7 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
-from engine.heads.sampling import DraftStart, HeadSampler
+from engine.heads.proposer import DraftStart, HeadSampler
 from tests.support.chi_square import count, p_value
 
 VOCAB = 3

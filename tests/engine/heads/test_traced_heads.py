@@ -10,12 +10,12 @@ from decoding.drafts.choice import DraftChoice
 from engine.heads import eagle3_proposer
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.eagle3_proposer import Eagle3Proposer
-from engine.heads.sampling import DraftStart, HeadSampler
-from engine.model.faster_layers import use_faster_parts
-from engine.model.forward_input import RowInput
-from engine.model.graph_recorder import Replay
-from engine.model.native import replay
-from engine.model.native.library import library
+from engine.heads.proposer import DraftStart, HeadSampler
+from engine.kernels import native_replay as replay
+from engine.kernels.native import library
+from engine.layers.faster_layers import use_faster_parts
+from engine.model.cuda import Replay
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.heads import STATES, eagle3_drafts, reduced_eagle3
 from tests.support.models import tiny_model

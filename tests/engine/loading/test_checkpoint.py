@@ -22,7 +22,7 @@ from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.quantization import Quantization
 from engine.loading.settings import SamplingDefaults, load_sampling_defaults, load_tokenizer
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 

@@ -12,16 +12,16 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
+from engine.layers.faster_layers import use_faster_layers
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.draft_vocabulary import FILE, save_draft_vocabulary
 from engine.loading.memory_budget import weights_on_devices
 from engine.loading.settings import vocabulary_size
 from engine.loading.supported import try_out
 from engine.loading.tensor_parallel import load_sharded_runner
-from engine.loading.tokenizer_pairs import load_draft_mappings
+from engine.loading.tokenizers import load_draft_mappings
 from engine.model.cuda_graphs import CudaGraphs
-from engine.model.faster_layers import use_faster_layers
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 from tests.support.trimmed import masked, save_trimmed
@@ -74,7 +74,7 @@ def test_a_runner_gives_them_too(folder: Path, dtype: str) -> None:
 
 def test_small_steps_run_without_the_models_python(folder: Path) -> None:
     runner = load_runner(spec(folder))
-    assert runner._traced
+    assert runner._forward.is_traced
     expected = runner.logits([RowInput(0, 0, TEXT)])
     runner.model.forward = None
     assert torch.equal(runner.logits([RowInput(1, 0, TEXT)]), expected)

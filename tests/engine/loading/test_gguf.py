@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from decoding.errors import ConfigError
+from engine.layers import linear as native_linear
 from engine.loading import gguf as gguf_loading
 from engine.loading.checkpoint import ModelSpec, check_model, load_model
 from engine.loading.gguf import converted_folder, hub_file, is_converted, settings_folder, weights_folder
@@ -39,7 +40,6 @@ from engine.loading.settings import (
     read_header,
     vocabulary_size,
 )
-from engine.model.native import linear as native_linear
 from tests.engine.loading.test_gguf_rope import llama3_factors
 
 BUNDLED = Path(__file__).parents[3] / "models" / "drafter"

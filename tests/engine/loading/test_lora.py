@@ -16,7 +16,7 @@ from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.lora import read_lora
 from engine.loading.quantization import Quantization
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from tests.support.adapters import save_adapter
 from tests.support.models import tiny_model
 

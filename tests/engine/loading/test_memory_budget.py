@@ -10,8 +10,10 @@ from torch import nn
 
 from actors.replica.replica import load_pair, load_runner
 from decoding.errors import ConfigError
-from decoding.sampling.text_table import TOKEN_BYTES
-from engine.loading import memory_budget, memory_rules
+from decoding.sampling.penalties import TOKEN_BYTES
+from engine.kernels.native import library
+from engine.loading import host as memory_rules
+from engine.loading import memory_budget
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.memory_budget import (
     GIB,
@@ -24,7 +26,6 @@ from engine.loading.memory_budget import (
 )
 from engine.loading.supported import try_out
 from engine.model.kv_pages import KVPages
-from engine.model.native.library import library
 from tests.support.models import tiny_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.loading.supported import try_out
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 

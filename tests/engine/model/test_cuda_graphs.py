@@ -5,13 +5,16 @@ from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
+from engine.model.cuda import GraphRecorder, Replay
 from engine.model.cuda_graphs import Shape, graph_bytes, shapes, usual_tokens
-from engine.model.forward_input import RowInput
-from engine.model.graph_recorder import Replay
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("slots", "count"), [(4, 13), (64, 15), (256, 26), (1000, 26)])
@@ -72,3 +75,31 @@ def test_their_memory() -> None:
     (size,) = graph_bytes(cast(PreTrainedModel, model), 64, 256).values()
     assert size == 512 * 128000 * 8 + 768 * (6 * 4096 + 3 * 14336) * 2 + 15 * 2**23
     assert graph_bytes(tiny_model("llama-gqa"), 64, 256) == {}
+
+
+def call() -> Tensor:
+    return torch.ones(1)
+
+
+def test_after_a_failure_nothing_else_is_recorded() -> None:
+    asked: list[Replay] = []
+
+    def fail(run: Replay) -> Replay:
+        asked.append(run)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    recorder = GraphRecorder(CPU, fail)
+    assert recorder.record(call) is call
+    assert recorder.record(call) is call
+    assert len(asked) == 1
+    assert "capturing" in str(recorder.error)
+
+
+def test_too_little_memory_is_the_callers_to_handle() -> None:
+    def fail(run: Replay) -> Replay:
+        raise torch.OutOfMemoryError
+
+    recorder = GraphRecorder(CPU, fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder.record(call)
+    assert recorder.error is None

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
-from engine.model.forward_input import RowInput
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 
@@ -65,7 +65,7 @@ def test_logits_are_the_same_with_and_without(how: str) -> None:
     rows = [RowInput(0, 0, [5, 6, 7]), RowInput(1, 0, [8, 9])]
     torch.testing.assert_close(runner.logits(rows), other.logits(rows), atol=1e-6, rtol=1e-6)
     assert other.hidden is None
-    assert runner._traced or how != "trace"
+    assert runner._forward.is_traced or how != "trace"
 
 
 def test_layers_that_are_not_there_are_refused() -> None:

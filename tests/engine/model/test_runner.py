@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.model.forward_input import RowInput
-from engine.model.graph_recorder import Replay
+from engine.model.cuda import Replay
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from engine.model.forward_input import RowInput
-from engine.model.native.library import library
-from engine.model.native.thread_choice import CoreTimes, ThreadChoice, read_core_times
+from engine.kernels.native import library
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from engine.model.thread_choice import CoreTimes, ThreadChoice, read_core_times
 from tests.support.models import tiny_model
 
 
@@ -104,7 +104,7 @@ def test_a_model_chooses_only_if_its_bits_do_not_depend_on_threads(
     monkeypatch: pytest.MonkeyPatch, *, same: bool
 ) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(Runner, "_is_same_on_one_thread", lambda runner: same)
+    monkeypatch.setattr(Runner, "_is_same_on_one_thread", lambda *_: same)
     torch.set_num_threads(2)
     try:
         runner = Runner(tiny_model("llama-gqa"), slots=2, max_length=64, max_query=16)

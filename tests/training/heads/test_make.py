@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from actors.replica.replica import load_with_heads
 from cli.shell import main
-from engine.heads.spec import HeadsKind, HeadsSpec
+from engine.heads.proposer import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from tests.training.commands import TARGET, kill_when, run, write_target
 

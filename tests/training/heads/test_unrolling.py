@@ -6,9 +6,8 @@ import torch
 from decoding.sampling.params import SamplingParams
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.eagle3_proposer import Eagle3Proposer
-from engine.heads.proposer import Reading
-from engine.heads.sampling import DraftStart
-from engine.model.forward_input import RowInput
+from engine.heads.proposer import DraftStart, Reading
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.heads import STATES, new_eagle3
 from tests.support.models import tiny_model

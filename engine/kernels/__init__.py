@@ -1,0 +1,1 @@
+"""What layers and attention compute with: C++ for CPUs, Triton for GPUs, and traces of operators."""

@@ -1,0 +1,45 @@
+// Sums and copies of tensors on a CPU. See engine/kernels/native.py.
+
+#include "numbers.h"
+
+namespace {
+
+constexpr int64_t few = 1 << 15;  // elements that one thread does faster than several
+
+struct AddCall {
+    const void *left, *right;
+    int64_t size, threads;
+    void* output;
+};
+
+template <typename T>
+void add(const AddCall& call) {
+    const auto *left = static_cast<const T*>(call.left), *right = static_cast<const T*>(call.right);
+    auto* output = static_cast<T*>(call.output);
+#pragma omp parallel for num_threads(call.threads) if (call.size > few)
+    for (int64_t i = 0; i < call.size; ++i) store(load(left[i]) + load(right[i]), output + i);
+}
+
+struct CopyCall {
+    const void* from;
+    int64_t sizes[3], strides[3], size;  // strides in elements; size: of a line of adjacent elements
+    void* to;                            // contiguous
+};
+
+template <typename T>
+void copy(const CopyCall& call) {
+    auto* to = static_cast<T*>(call.to);
+    for (int64_t i = 0; i < call.sizes[0]; ++i)
+        for (int64_t j = 0; j < call.sizes[1]; ++j)
+            for (int64_t k = 0; k < call.sizes[2]; ++k, to += call.size)
+                std::copy_n(static_cast<const T*>(call.from) + i * call.strides[0] + j * call.strides[1] +
+                                k * call.strides[2],
+                            call.size, to);
+}
+
+}  // namespace
+
+extern "C" void add_float32(const AddCall* call) { add<float>(*call); }
+extern "C" void add_bfloat16(const AddCall* call) { add<BFloat16>(*call); }
+extern "C" void copy_float32(const CopyCall* call) { copy<float>(*call); }
+extern "C" void copy_bfloat16(const CopyCall* call) { copy<BFloat16>(*call); }

@@ -1,0 +1,70 @@
+"""Faster layers for a loaded model, on the device where it is, without changes to its code."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order, has_kernel, pack_linears
+from engine.layers.lora import LoraLayers
+from engine.layers.mlp import replace_activations, replace_mlps
+from engine.layers.norm import replace_norms
+from engine.layers.rotary import replace_rotary
+
+
+class CudaOutputLayer(nn.Module):
+    """The same on a GPU, by torch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [V, H]; bias: [V]."""
+        super().__init__()
+        self.weight = weight.detach()
+        self.bias = None if bias is None else bias.detach().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H]; returns [..., V] float32."""
+        logits = torch.mm(x.flatten(0, -2), self.weight.T, out_dtype=torch.float32)
+        return (logits if self.bias is None else logits.add_(self.bias)).view(*x.shape[:-1], -1)
+
+
+def replace_output_layer(model: PreTrainedModel, *, deterministic: bool = True) -> None:
+    """Let the output layer give float32, if it is a plain 16-bit layer. On a CPU that takes bfloat16 and a compiler."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or hasattr(head, "_hf_hook"):
+        return
+    weight = head.weight
+    kind: Callable[[Tensor, Tensor | None], nn.Module] | None = None
+    if deterministic and has_fixed_order(weight):
+        kind = partial(FixedOrderLinear, out_dtype=torch.float32)
+    elif weight.device.type == "cuda" and weight.dtype in (torch.bfloat16, torch.float16):
+        kind = CudaOutputLayer
+    elif weight.dtype == torch.bfloat16 and has_kernel(weight):
+        kind = partial(NativeLinear, out_dtype=torch.float32)
+    if kind is not None:
+        path = next(path for path, module in model.named_modules() if module is head)
+        model.set_submodule(path, kind(weight, head.bias))
+
+
+def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True, lora: LoraLayers | None = None) -> None:
+    """Replace layers below `model` by faster ones that compute the same up to rounding.
+
+    Args:
+        deterministic: layers give a token the same bits whatever else they compute.
+        lora: adapters that its linear layers get.
+    """
+    replace_output_layer(model, deterministic=deterministic)
+    use_faster_parts(model, deterministic=deterministic, lora=lora)
+
+
+def use_faster_parts(module: nn.Module, *, deterministic: bool = False, lora: LoraLayers | None = None) -> None:
+    """Replace layers below a module that is no whole model, such as heads that draft. Otherwise as above."""
+    if lora is None:
+        pack_linears(module, deterministic=deterministic)
+    else:
+        pack_linears(module, deterministic=deterministic, wrap=lora.wrap)
+    replace_norms(module, deterministic=deterministic)
+    replace_mlps(module)  # after their projections
+    replace_activations(module)  # of other layers
+    replace_rotary(module)

@@ -1,0 +1,192 @@
+"""Hugging Face tokenizers: for grammars, which need the bytes of tokens, and in pairs, for mappings of two models."""
+
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, TypeVar
+
+from llguidance import LLTokenizer, TokenizerWrapper
+from llguidance.hf import from_tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from decoding.errors import ConfigError
+from decoding.tokenizers.draft_mapping import DraftMapping
+from decoding.tokenizers.logits_mapping import LogitsMapping
+from decoding.tokenizers.text_aligner import Speller
+from decoding.tokenizers.vocabulary import Vocabulary, compare_vocabularies
+from engine.loading.settings import load_tokenizer, read_header, vocabulary_size
+
+if TYPE_CHECKING:
+    from engine.loading.checkpoint import ModelSpec
+
+_UNKNOWN = "\ufffd"  # what decoders return for bytes that are not a character
+_STRIDE = 7919  # a prime; changes the order of the tokens
+_ROLES = ("eos", "bos", "unk", "pad", "sep", "cls", "mask")  # the first counts if a token has several
+_Loaded = tuple[PreTrainedTokenizerBase, int]  # the tokenizer, V
+_Mapping = TypeVar("_Mapping", DraftMapping, LogitsMapping)
+
+
+def structure_tokenizer(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int] = ()) -> LLTokenizer:
+    """Convert one of transformers' tokenizers. Takes up to a second for a large vocabulary, so keep the result.
+
+    Args:
+        eos_token_ids: the model's end tokens; empty: the tokenizer's.
+
+    Raises:
+        ConfigError: structured output is not possible with this tokenizer; the message says why.
+    """
+    named = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ends = [token for token in eos_token_ids if token < len(tokenizer)] or named
+    if not ends:
+        raise ConfigError("structured output needs an end token, and neither the model nor its tokenizer names one")
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        try:
+            return from_tokenizer(tokenizer, eos_token=ends)
+        except ValueError:
+            pass  # the file of this kind lacks the bytes; decode the tokens instead
+    return LLTokenizer(TokenizerWrapper(_DecodedTokens(tokenizer, ends[0])), eos_token=ends)
+
+
+class _DecodedTokens:
+    """Decodes each token to get its bytes, and gives them the form that `TokenizerWrapper` takes.
+
+    Tokens for parts of a character are left out, so answers can't have characters that need them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_id: int) -> None:
+        """Raise ConfigError if a token's text depends on the tokens around it."""
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
+        self.special_token_ids = sorted({*tokenizer.all_special_ids, eos_token_id})
+        self._first = self._ordinary_token()
+        self._begin = self._decode([self._first])
+        special = set(self.special_token_ids)
+        texts = ["" if token in special else self._text(token) for token in range(len(tokenizer))]
+        self._check(texts)
+        self.tokens = [text.encode() for text in texts]
+        for token in special:
+            self.tokens[token] = str(tokenizer.convert_ids_to_tokens(token)).encode()
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokenize a text; needed for forced text only, which masks don't use."""
+        text = text.decode() if isinstance(text, bytes) else text
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def _ordinary_token(self) -> int:
+        """Return a token to put before others, because decoders treat a text's first token differently."""
+        tokens: list[int] = self._tokenizer.encode("a", add_special_tokens=False)
+        if not tokens:
+            raise ConfigError("structured output is not possible with a tokenizer that has no token for the letter a")
+        return tokens[-1]
+
+    def _text(self, token: int) -> str:
+        """Return the text of a token that follows another; "" if it is not complete text."""
+        text = self._decode([self._first, token])
+        return text[len(self._begin) :] if text.startswith(self._begin) and _UNKNOWN not in text else ""
+
+    def _check(self, texts: list[str]) -> None:
+        """Raise ConfigError if all tokens together decode to other text than one by one."""
+        count = len(texts)
+        order = [token for token in (index * _STRIDE % count for index in range(count)) if texts[token]]
+        if self._decode([self._first, *order]) != self._begin + "".join(texts[token] for token in order):
+            raise ConfigError(
+                "structured output is not possible with this tokenizer: what a token writes depends on those around it"
+            )
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
+    """Return the tokenizer's tokens. size: V, how many logits the model has."""
+    added = [token for token in tokenizer.added_tokens_decoder.values() if not token.special]
+    return Vocabulary.build(
+        tokenizer.get_vocab(), control=_control(tokenizer), added=[token.content for token in added], size=size
+    )
+
+
+def speller_of(tokenizer: PreTrainedTokenizerBase, size: int) -> Speller:
+    """Return what writes texts in the tokenizer's tokens, over a copy of it. size: V, as in `vocabulary_of`."""
+    return Speller(vocabulary_of(tokenizer, size), _encoder(tokenizer))
+
+
+def begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the tokenizer puts its "bos" token before a text."""
+    begin: list[int] = tokenizer.encode("a")
+    return tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
+
+
+def load_draft_mappings(drafter: "ModelSpec", targets: "Sequence[ModelSpec]") -> dict[str, DraftMapping]:
+    """Return a mapping for each target that has another tokenizer than the drafter, by the target's name.
+
+    Raises:
+        ConfigError: a tokenizer can't be loaded, or drafts can't be translated.
+    """
+
+    def differ(target: _Loaded, own: _Loaded) -> bool:
+        return target[0].get_vocab() != own[0].get_vocab()
+
+    return _load_mappings(DraftMapping, drafter, targets, differ, "draft for")
+
+
+def load_logits_mappings(member: "ModelSpec", leaders: "Sequence[ModelSpec]") -> dict[str, LogitsMapping]:
+    """Return a mapping for each leader that has another tokenizer than the member, by the leader's name.
+
+    Raises:
+        ConfigError: a tokenizer can't be loaded, or the two have too little in common.
+    """
+
+    def differ(leader: _Loaded, own: _Loaded) -> bool:
+        return not compare_vocabularies(vocabulary_of(*leader), vocabulary_of(*own)).identical
+
+    return _load_mappings(LogitsMapping, member, leaders, differ, "join")
+
+
+def _load_mappings(
+    kind: type[_Mapping],
+    model: "ModelSpec",
+    others: "Sequence[ModelSpec]",
+    differ: Callable[[_Loaded, _Loaded], bool],
+    purpose: str,
+) -> dict[str, _Mapping]:
+    mappings: dict[str, _Mapping] = {}
+    if not others:
+        return mappings
+    own = _load(model)
+    for spec in others:
+        other = _load(spec)
+        if differ(other, own):
+            try:
+                mappings[spec.name] = kind.build(
+                    speller_of(*other), speller_of(*own), begins_texts=begins_texts(own[0])
+                )
+            except ConfigError as error:
+                raise ConfigError(f"models.{model.name} can't {purpose} {spec.name!r}: {error}") from error
+    return mappings
+
+
+def _load(spec: "ModelSpec") -> _Loaded:
+    trusted = spec.trust_remote_code
+    tokenizer = load_tokenizer(spec.path, spec.revision, trust_remote_code=trusted)
+    header = read_header(spec.path, spec.revision, trust_remote_code=trusted)
+    return tokenizer, vocabulary_size(header)
+
+
+def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Return the role of each control token, or its name if it has no role."""
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    control = {token: token for token in (*special, *tokenizer.all_special_tokens)}
+    named = ((getattr(tokenizer, f"{role}_token", None), role) for role in reversed(_ROLES))
+    return control | {token: role for token, role in named if token is not None}
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Return a function from text to ids. Fast tokenizers treat the names of control tokens in it as text."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        own = deepcopy(tokenizer)
+        return lambda text: list(own.encode(text, add_special_tokens=False))
+    backend = deepcopy(tokenizer.backend_tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,112 @@
+"""Attention over paged keys and values, registered with transformers as the attention implementation "paged".
+
+Models that take their attention from transformers' `AttentionInterface` run on pages through their own `forward`. They
+get the tokens of all rows, one row after another, as a batch of one; only attention sees rows.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+from decoding.errors import ConfigError
+from engine.kernels import attention as reference
+from engine.kernels import native_attention as native
+from engine.kernels.attention import AttentionArgs, RaggedBatch
+from engine.kernels.native import native_operator
+
+if TYPE_CHECKING:
+    from engine.model.kv_pages import KVPages
+
+NAME = "paged"
+
+
+class AttentionReader:
+    """The largest weight over all layers and heads, of one row's Q tokens to each of its L columns."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self.largest = torch.zeros(())  # [Q, L] float32 after the forward
+
+    def read(self, args: AttentionArgs) -> None:
+        """Take in one layer, once its keys are written."""
+        largest = reference.row_weights(args, self._tokens).flatten(0, 1).amax(dim=0)  # [Q, L]
+        self.largest = largest if self.largest.dim() == 0 else torch.maximum(self.largest, largest)
+
+
+def attend_to_pages(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    ragged_batch: RaggedBatch | None = None,
+    kv_pages: "KVPages | None" = None,
+    attention_reader: AttentionReader | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend to the pages, or by the model's own plain attention if there is no ragged batch, as in `generate`.
+
+    query: [1, heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim]. Returns [1, N, heads, head_dim].
+
+    Raises:
+        ConfigError: the layer uses a feature that attention over pages does not have.
+    """
+    if ragged_batch is None:
+        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", sdpa_attention_forward)
+        options |= {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
+        output: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, **options)
+        return output
+    assert kv_pages is not None
+    if module not in kv_pages.layers:
+        if options.get("position_bias") is not None:
+            raise ConfigError("the model's attention uses position_bias, which attention over pages does not support")
+        kv_pages.add_layer(module, key, value)
+    keys, values = kv_pages.layers[module]
+    args = AttentionArgs(
+        query=query[0].transpose(0, 1),
+        key=key[0].transpose(0, 1),
+        value=value[0].transpose(0, 1),
+        keys=keys,
+        values=values,
+        tables=kv_pages.tables_on(query.device),
+        batch=ragged_batch,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    attended = _attend(*args)
+    if attention_reader is not None:
+        attention_reader.read(args)
+    return attended[None], None
+
+
+@native_operator
+def _attend(*given: Any) -> Tensor:
+    """Attend, [N, heads, Dv]. Traces know tensors only, so the fields of `AttentionArgs` are given one by one."""
+    args = AttentionArgs._make(given)
+    return _implementation(args)(args)
+
+
+def _implementation(args: AttentionArgs) -> Callable[[AttentionArgs], Tensor]:
+    """Return the fastest for these tensors. Triton is imported where there is a GPU only."""
+    if args.query.is_cuda:
+        from engine.kernels import triton_attention
+
+        return triton_attention.attend
+    return native.attend if native.can_attend(args) else reference.attend
+
+
+AttentionInterface.register(NAME, attend_to_pages)
+AttentionMaskInterface.register(NAME, eager_mask)

@@ -1,1 +1,0 @@
-"""Attention over paged keys and values: one contract, an implementation per kind of device."""

@@ -1,1 +1,0 @@
-"""Low-rank adapters beside a model's layers, a different one for each token."""

@@ -1,1 +1,0 @@
-"""Mappings between the tokenizers of two models."""
