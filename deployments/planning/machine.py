@@ -39,15 +39,12 @@ class Machine:
 
 def this_machine() -> Machine:
     """Return what this process may use. CUDA_VISIBLE_DEVICES and a container's limits count."""
-    gpus, reason = _visible(_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")), None
-    build = importlib.metadata.version("torch").partition("+")[2]
-    if gpus and build == "cpu":
-        gpus, reason = (
-            [],
-            f"{len(gpus)} GPU(s) stay idle: the installed torch computes on CPUs only; install one for CUDA",
-        )
-    uncounted = not gpus and reason is None and any(path for name in _GPU_FILES for path in _DEVICES.glob(name))
-    return Machine(tuple(gpu for _, gpu in gpus), _cores(), free_host_bytes(), reason, uncounted)
+    gpus, cores, free_bytes = _visible_gpus(), _cores(), free_host_bytes()
+    if gpus and importlib.metadata.version("torch").endswith("+cpu"):
+        idle = f"{len(gpus)} GPU(s) stay idle: the installed torch computes on CPUs only; install one for CUDA"
+        return Machine((), cores, free_bytes, unusable_gpus=idle)
+    uncounted = not gpus and any(path for name in _GPU_FILES for path in _DEVICES.glob(name))
+    return Machine(gpus, cores, free_bytes, uncounted_gpus=uncounted)
 
 
 def has_room_for_standby() -> bool:
@@ -76,17 +73,17 @@ def _gpus() -> list[tuple[str, Gpu]]:
     return gpus
 
 
-def _visible(gpus: list[tuple[str, Gpu]], names: str | None) -> list[tuple[str, Gpu]]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order. None: it is not set."""
+def _visible_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; all if it is not set."""
+    gpus, names = _gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
-        return gpus
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    return [
-        (uuid, gpu)
-        for name in wanted
+        return tuple(gpu for _, gpu in gpus)
+    return tuple(
+        gpu
+        for name in map(str.strip, names.split(","))
         for uuid, gpu in gpus
         if name == str(gpu.index) or (name.startswith("GPU-") and uuid.startswith(name))
-    ]
+    )
 
 
 def _cores() -> int:

@@ -1,6 +1,5 @@
 """The configuration that serves a model without a file: its names, who drafts, and its endpoint."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +8,10 @@ from typing import Any
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
-from deployments.configuration.paths import PACKAGE, locate, read_header
+from deployments.configuration.paths import PACKAGE, anchored, locate, read_header
 from deployments.configuration.values import RESERVED
 from deployments.planning.hub import is_hub_id
-from engine.loading.gguf import hub_file, is_gguf
+from engine.loading.gguf import is_gguf
 
 BUNDLED = "smollm2"  # the name of the default configuration's target
 _BUNDLED_ID = "huggingfacetb/smollm2-135m-instruct"
@@ -62,27 +61,18 @@ class ModelServer:
 
 
 def resolve(value: str, option: str) -> str:
-    """Return a model's path as configurations have it, absolute where it is on this machine.
+    """Return a model's path as configurations have it, anchored to this machine or to what comes with Consort.
 
     Raises:
         ConfigError: there is no such file, or it is no model.
     """
-    if value.startswith(PACKAGE):
-        locate(value)
-        return value
-    path = Path(os.path.expandvars(value)).expanduser()
-    if (value and path.is_dir()) or (path.is_file() and is_gguf(value)):
-        return str(path.resolve())
-    kinds = "a folder, a .gguf file, an id on the Hugging Face Hub, or org/name/file.gguf there"
-    if path.is_file():
-        raise ConfigError(f"{option}: {value!r} is a file, and should be {kinds}; configurations end in .yaml or .yml")
-    if not value or not is_hub_id(value):
-        if value and Path(locate(value)).exists():
-            return value
-        raise ConfigError(f"{option}: there is no folder or .gguf file {value!r}; a model is {kinds}")
-    if hub_file(value) is None and (is_gguf(value) or value.count("/") > 1):
-        raise ConfigError(f"{option}: there is no file {value!r}; a model is {kinds}")
-    return value
+    kinds = "a model is a folder, a .gguf file, an id on the Hugging Face Hub, or org/name/file.gguf there"
+    if not value:
+        raise ConfigError(f"{option}: is empty; {kinds}")
+    try:
+        return anchored(value, Path.cwd(), key=option)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {kinds}, and a configuration ends in .yaml or .yml") from None
 
 
 def name_of(path: str) -> str:
@@ -111,7 +101,8 @@ def _is_bundled(path: str) -> bool:
     """Whether a model is SmolLM2-135M-Instruct in one of its formats, or its base model, which has the same shape."""
     if is_gguf(path):
         return Path(path).name.lower().startswith("smollm2-135m-instruct")
-    if not (Path(path) / "config.json").is_file():
+    folder = Path(locate(path))
+    if not (folder / "config.json").is_file():
         return path.lower() == _BUNDLED_ID
-    config = read_header(Path(path))
+    config = read_header(folder)
     return all(config.get(key) == value for key, value in _BUNDLED_SHAPE.items())

@@ -176,7 +176,7 @@ class Deliberation:
                     done=self._done,
                     total=self._total,
                     index=candidate.index,
-                    tokens=len(candidate.tokens),
+                    tokens=len(candidate.delta.tokens),
                     log_likelihood=candidate.log_likelihood,
                 )
 
@@ -185,10 +185,10 @@ class Deliberation:
         if not self._judges(member):
             return
         scores = {candidate: candidate.log_likelihood for candidate in member.candidates}
-        others = [each for each in self._candidates if each.member != member.model and each.tokens]
+        others = [each for each in self._candidates if each.member != member.model and each.delta.tokens]
         if others:
             request = replace(self._request, timeout_s=self._left_s)
-            likelihoods = await self._client.judge(member.model, request, [each.tokens for each in others])
+            likelihoods = await self._client.judge(member.model, request, [each.delta.tokens for each in others])
             scores |= dict(zip(others, likelihoods, strict=True))
         self._judgements[member.model] = [scores.get(each, float("-inf")) for each in self._candidates]
         self._done += len(self._candidates)
@@ -196,7 +196,7 @@ class Deliberation:
 
     def _choose(self) -> Ranking:
         likelihoods = [candidate.log_likelihood for candidate in self._candidates]
-        texts = [candidate.text for candidate in self._candidates]
+        texts = [candidate.delta.text for candidate in self._candidates]
         shares = self._weights()
         weights = [shares[candidate.member] for candidate in self._candidates]
         match self._options.kind:
@@ -230,7 +230,7 @@ class Deliberation:
                     index=candidates[i].index,
                     score=ranking.scores[i],
                     log_likelihood=candidates[i].log_likelihood,
-                    tokens=len(candidates[i].tokens),
+                    tokens=len(candidates[i].delta.tokens),
                     extracted=answers[i],
                 )
                 for i in ranking.order
@@ -248,7 +248,7 @@ class Deliberation:
             model=member.model,
             weight=self._weights()[member.model],
             candidates=len(member.candidates),
-            tokens=sum(len(candidate.tokens) for candidate in member.candidates),
+            tokens=sum(len(candidate.delta.tokens) for candidate in member.candidates),
             votes=votes,
             agreement=None if votes is None else votes / max(len(member.candidates), 1),
             latency_s=member.latency_s,

@@ -59,14 +59,6 @@ class Candidate:
     delta: Delta  # the complete answer, with log-probabilities
 
     @property
-    def text(self) -> str:
-        return self.delta.text
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return self.delta.tokens
-
-    @property
     def log_likelihood(self) -> float:
         """Nats per token by the member itself, the end token included; −∞ without tokens."""
         tokens = self.delta.logprobs

@@ -71,9 +71,12 @@ def test_the_bundled_model_has_heads_in_every_format(tmp_path: Path, monkeypatch
     [
         ("./nowhere", r"MODEL: there is no folder or \.gguf file"),
         ("~/nowhere/at/all", r"MODEL: there is no folder or \.gguf file"),
-        ("some.gguf", r"MODEL: there is no file 'some\.gguf'"),
-        ("", r"MODEL: there is no folder"),
-        (str(ROOT / "README.md"), r"README\.md' is a file, and should be a folder"),
+        ("some.gguf", r"MODEL: there is no folder or \.gguf file 'some\.gguf'; a model is a folder"),
+        ("", r"MODEL: is empty; a model is a folder"),
+        (
+            str(ROOT / "README.md"),
+            r"README\.md' is a file; give its folder, .* a model is a folder, .* a configuration ends in \.yaml",
+        ),
         ("package:no_such_package/file", "there is no Python package"),
     ],
 )
