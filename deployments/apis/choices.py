@@ -12,8 +12,8 @@ from decoding.sampling.stopping import FinishReason
 from deployments.apis.decoder import TokenDecoder
 from deployments.apis.ensemble_details import EnsembleDetail, EnsembleTally, ProgressDetail, describe_progress
 from deployments.apis.errors import body_of
-from deployments.apis.events import event as sse
 from deployments.apis.parts import Choice, EchoedPrompt, Part
+from deployments.apis.sse import event as sse
 from deployments.apis.token_details import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -237,10 +237,10 @@ class AnswerWriter(Writer):
         """Add a delta; return its chunks, if it has anything to show. The last chunk has the statistics."""
         part, first = self._choices[index].add(delta)
         self._ensembles.add(index, delta)
+        pieces = self._read(index, part)
         if not self._body.stream or not (part.text or part.finish or first or (self._by_token and part.tokens)):
             return ""
-        choices = self._chunk_choices(index, part, first=first)
-        chunks = [self._chunk([choice]) for choice in choices]
+        chunks = [self._chunk([choice]) for choice in self._chunk_choices(index, part, pieces, first=first)]
         self._add_prompt_logprobs(chunks[-1], index, part)
         if all(choice.finish for choice in self._choices):
             chunks[-1].speculation, chunks[-1].seed = speculation_of(self._total()), self._seed
@@ -253,7 +253,8 @@ class AnswerWriter(Writer):
             return ""
         if not self._body.stream:
             return ""
-        chunk = self._chunk(self._chunk_choices(index, Part(), first=False))
+        part = Part()
+        chunk = self._chunk(self._chunk_choices(index, part, self._read(index, part), first=False))
         chunk.progress = describe_progress(event)
         return sse(chunk.json_text())
 
@@ -285,9 +286,15 @@ class AnswerWriter(Writer):
     def _choice(self, index: int, part: Part) -> AnswerChoice:
         """Build a choice of a whole answer. index: of its request; with best_of the choice gets another."""
 
+    def _read(self, index: int, part: Part) -> list[ChatPiece]:
+        """Return the pieces of a chat's turn that the part adds."""
+        return []
+
     @abstractmethod
-    def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[AnswerChoice]:
-        """Build one choice for each chunk, one or more. first: no chunk of this index came before."""
+    def _chunk_choices(
+        self, index: int, part: Part, deltas: Sequence[ChatPiece], *, first: bool
+    ) -> Sequence[AnswerChoice]:
+        """Build one choice for each chunk, one or more. deltas: a chat's. first: no chunk of this index came before."""
 
     def _echoed_prompt(self, prompt_index: int, prompt: Sequence[int]) -> EchoedPrompt | None:
         """Prompt that begins each answer; None: no echo."""

@@ -7,7 +7,7 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
-from deployments.apis.tool_calls import AnswerEvent, AnswerParser, Arguments, CallStart, Reasoning
+from deployments.apis.events import AnswerParser, Arguments, Call, Event, Reasoning, Text
 
 _CALLS = "tool_calls"
 _CONTENT = "content"
@@ -31,15 +31,14 @@ class TemplateParser(AnswerParser):
         self._region, self._pending = "", ""  # open region's text: all of it, and white space at its end
         self._has_text = {_CONTENT: False}  # by field, whether it has text
         self._is_new = True  # whether the region has no text yet
-        self.has_called = False
 
-    def add(self, text: str, *, last: bool) -> Sequence[AnswerEvent]:
+    def add(self, text: str, *, last: bool) -> Sequence[Event]:
         events = self._parser.feed(text)
         if last:
             events += self._parser.finalize()[1]
         return [new for event in events for new in self._read(event)]
 
-    def _read(self, event: dict[str, Any]) -> Iterator[AnswerEvent]:
+    def _read(self, event: dict[str, Any]) -> Iterator[Event]:
         name = event["field"]
         match event["type"]:
             case "region_open":
@@ -51,7 +50,7 @@ class TemplateParser(AnswerParser):
             case "region_close" if name == _CALLS:
                 yield from self._calls(event["value"])
 
-    def _text(self, name: str, chunk: str) -> Iterator[AnswerEvent]:
+    def _text(self, name: str, chunk: str) -> Iterator[Event]:
         """Emit text of a region without the white space around it."""
         text = self._pending + chunk
         text = text.lstrip() if self._is_new else text
@@ -62,16 +61,15 @@ class TemplateParser(AnswerParser):
         if self._is_new and self._has_text.get(name):
             visible = (self._template.fields[name].join or "") + visible
         self._has_text[name], self._is_new = True, False
-        yield visible if name == _CONTENT else Reasoning(visible)
+        yield Text(visible) if name == _CONTENT else Reasoning(visible)
 
-    def _calls(self, value: Any) -> Iterator[AnswerEvent]:
+    def _calls(self, value: Any) -> Iterator[Event]:
         calls = [_call(item) for item in (value if isinstance(value, list) else [value])]
         if not self._reads_calls or None in calls:
             self._has_text[_CONTENT] = True
-            yield self._region
+            yield Text(self._region)
             return
         for start, arguments in filter(None, calls):
-            self.has_called = True
             yield start
             yield arguments
 
@@ -87,7 +85,7 @@ class _Parser(ResponseParser):
             self._reset_to_implicit()
 
 
-def _call(value: Any) -> tuple[CallStart, Arguments] | None:
+def _call(value: Any) -> tuple[Call, Arguments] | None:
     """Read a call as chat templates have it; None: it is none."""
     match value:
         case {"function": {"name": str(name), **rest}} | {"name": str(name), **rest} if name:
@@ -95,4 +93,4 @@ def _call(value: Any) -> tuple[CallStart, Arguments] | None:
         case _:
             return None
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return CallStart(name), Arguments(text)
+    return Call(name), Arguments(text)

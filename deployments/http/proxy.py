@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.loops.thread import return_idle_memory
 from decoding.errors import UnavailableError
 from deployments.apis.errors import anthropic_body, body_of, error_response, status_of
-from deployments.apis.events import event, typed_event
+from deployments.apis.sse import event, typed_event
 from deployments.http import connection
 from deployments.http.connection import seconds_unread
 from deployments.http.doorkeeper import Doorkeeper

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
+from deployments.apis.events import AnswerParser, Arguments, Call, Reasoning, Text
 from deployments.apis.formats import kept_tokens, response_template
 from deployments.apis.parser import ReasoningParser
 from deployments.apis.template_parser import TemplateParser
-from deployments.apis.tool_calls import AnswerParser, Arguments, CallStart, Reasoning, ToolCallParser
+from deployments.apis.tool_calls import ToolCallParser
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.loading import load_endpoints
 
@@ -35,12 +36,12 @@ def parse(parser: AnswerParser, text: str, size: int) -> tuple[str, str, list[tu
             match event:
                 case Reasoning(piece):
                     reasoning += piece
-                case CallStart(name):
+                case Call(name):
                     calls.append((name, ""))
                 case Arguments(piece):
                     calls[-1] = (calls[-1][0], calls[-1][1] + piece)
-                case _:
-                    content += event
+                case Text(piece):
+                    content += piece
     return reasoning, content, calls
 
 
@@ -69,7 +70,6 @@ def test_calls_follow_reasoning() -> None:
     for size in range(1, len(text) + 1):
         parser = ReasoningParser(ToolCallParser("hermes"), has_begun=True)
         assert parse(parser, text, size) == ("Hm.", "", [("weather", "{}")])
-        assert parser.has_called
 
 
 QWEN = (
@@ -115,7 +115,6 @@ def test_formats_of_known_models(chat_template: str, prompt: str, text: str) -> 
         reasoning, content, calls = parse(parser, text, size)
         assert (reasoning, content) == ("I ask.", "Wait."), size
         assert [(name, json.loads(arguments)) for name, arguments in calls] == [CALL]
-        assert parser.has_called
 
 
 DECLARED: dict[str, Any] = {

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.apis.events import Arguments, Call, Event, Text
 from deployments.apis.formats import ToolFormat, tool_format
-from deployments.apis.tool_calls import AnswerEvent, Arguments, CallStart, ToolCallParser
+from deployments.apis.tool_calls import ToolCallParser
 
 ARGUMENTS = r'{"city": "Zürich", "say": "\"}</tool_call>", "x": [1, {"y": null}]}'
 CALL = f'{{"name": "weather", "arguments": {ARGUMENTS}}}'
@@ -43,12 +44,13 @@ def parse(parser: ToolCallParser, text: str, size: int) -> tuple[str, list[tuple
     content, calls = "", list[tuple[str, str]]()
     for start in range(0, max(1, len(text)), size):
         for event in parser.add(text[start : start + size], last=start + size >= len(text)):
-            if isinstance(event, str):
-                content += event
-            elif isinstance(event, CallStart):
-                calls.append((event.name, ""))
-            else:
-                calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+            match event:
+                case Text(piece):
+                    content += piece
+                case Call(name):
+                    calls.append((name, ""))
+                case Arguments(piece):
+                    calls[-1] = (calls[-1][0], calls[-1][1] + piece)
     return content, calls
 
 
@@ -77,12 +79,12 @@ def test_arguments_are_told_as_they_come() -> None:
     parser = ToolCallParser("hermes")
     text = f"<tool_call>{CALL}</tool_call>"
     begins = text.index(ARGUMENTS)
-    events: list[AnswerEvent] = []
+    events: list[Event] = []
     lengths = [0]
     for index, character in enumerate(text):
         events += parser.add(character, last=index + 1 == len(text))
         lengths.append(sum(len(event.text) for event in events if isinstance(event, Arguments)))
-    assert isinstance(events[0], CallStart)
+    assert isinstance(events[0], Call)
     assert lengths[begins + 1] == 1
     assert all(later == earlier + 1 for earlier, later in pairwise(lengths[begins : begins + len(ARGUMENTS) + 1]))
 
@@ -90,10 +92,10 @@ def test_arguments_are_told_as_they_come() -> None:
 def test_a_forced_answer_is_all_call() -> None:
     named = ToolCallParser("hermes", must_call=True, name="weather")
     start, first = named.add('{"city"', last=False)
-    assert (start, first) == (CallStart("weather", start.id), Arguments('{"city"'))  # type: ignore[union-attr]
+    assert (start, first) == (Call("weather", start.id), Arguments('{"city"'))  # type: ignore[union-attr]
     assert named.add(': "Bern"}', last=True) == [Arguments(': "Bern"}')]
     events = ToolCallParser(None, must_call=True).add(f"[{CALL}, {CALL}]", last=True)
-    first, second = [event.id for event in events if isinstance(event, CallStart)]
+    first, second = [event.id for event in events if isinstance(event, Call)]
     assert first != second
     assert len(first) == 9
     assert first.isalnum()
