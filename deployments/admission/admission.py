@@ -1,14 +1,14 @@
 """Decides whether a request is accepted and when it begins: bounded, fair between API keys, before its deadline.
 
 Requests wait here, not at the models, so one client's backlog can't delay another's. Waiting times are predicted from
-running and waiting requests. Runs in one event loop; knows no HTTP.
+running and waiting requests. Runs in one event loop.
 """
 
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -115,29 +115,26 @@ class Admission:
             self._refuse(room.refusal)
 
     def room(self, targets: Collection[str], key: ApiKey) -> Room:
-        """Return for how many requests of a key `check_room` would say nothing. Their answers should be usual ones."""
+        """Return how many requests of a key would be accepted, if their answers have the usual length."""
         rooms = [self._room(target, key) for target in targets]
         requests = sum(room.requests for room in rooms) - self._arriving[key]
-        return Room(max(0, requests), _soonest(room.refusal for room in rooms))
+        return Room(max(0, requests), min((room.refusal for room in rooms), key=lambda refusal: refusal.retry_s))
 
     def arrive(self, key: ApiKey) -> Callable[[], None]:
-        """Count a request for which there was room until it is submitted, or fails. Returns what to call then."""
+        """Count a request that is being read. Returns what to call once it is submitted or has failed, or both."""
         self._arriving[key] += 1
-        has_ended = False
+        arrival = ExitStack()
+        arrival.callback(self._leave, key)
+        return arrival.close
 
-        def end() -> None:
-            nonlocal has_ended
-            if not has_ended:
-                has_ended = True
-                self._arriving[key] -= 1
-                if not self._arriving[key]:
-                    del self._arriving[key]
-                self.on_change()
-
-        return end
+    def _leave(self, key: ApiKey) -> None:
+        self._arriving[key] -= 1
+        if not self._arriving[key]:
+            del self._arriving[key]
+        self.on_change()
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:
-        """Refuse all requests of a group, or none. Their wait for each other is not counted.
+        """Refuse all requests of a group, or none. Waiting within the group is ignored.
 
         Raises:
             OverloadedError: the server or the key is at its bound, or a queue is too long.
@@ -188,7 +185,8 @@ class Admission:
             raise reached.error()
 
     def hold(self, key: ApiKey) -> AbstractContextManager[None]:
-        """Count a request that needs no model as in progress; check the bounds before."""
+        """Count a request that needs no model as in progress; raises OverloadedError as `check_bounds` does."""
+        self.check_bounds(key)
         return self._bounds.hold(key)
 
     def submit(
@@ -281,19 +279,15 @@ class Admission:
         if refusal is not None:
             return Room(0, refusal)
         requests, longest = self._bounds.most_requests(key), self._longest_wait(target)
-        beginning = self._count_beginning(target, longest)
-        ahead = self._queue.backlog_before(target, key, 0, self._bounds.holders).requests
-        requests = max(1, int(min(requests, beginning - ahead)))
+        if longest < math.inf:  # those of usual length that begin in time, after those that wait
+            slots, each, running = self._slots(target), self._usual_answer(target), self._running[target].values()
+            beginning = self._loads[target].count_beginning(running, slots, each, longest)
+            ahead = self._queue.backlog_before(target, key, 0, self._bounds.holders).requests
+            requests = min(requests, beginning - ahead)
+        requests = max(1, requests)
         reached = self._bounds.reached(Use(requests + 1), key, _now_s(), rates=False)
         reached = reached or self._too_long(self._seconds(target, longest))
         return Room(requests, self._retried(reached, target, longest))
-
-    def _count_beginning(self, target: str, longest: float) -> float:
-        """Count requests of usual length that will begin within the longest wait, those that wait already included."""
-        if longest == math.inf:
-            return math.inf
-        slots, each = self._slots(target), self._usual_answer(target)
-        return self._loads[target].count_beginning(self._running[target].values(), slots, each, longest)
 
     # Predictions
 
@@ -383,10 +377,6 @@ class Admission:
                 self._loads[ticket.target].add_answer(ticket.committed)
             self._begin_next(ticket.target)
         self.on_change()
-
-
-def _soonest(refusals: Iterable[Refusal]) -> Refusal:
-    return min(refusals, key=lambda refusal: refusal.retry_s)
 
 
 def _use_of(requests: Sequence[Request]) -> Use:

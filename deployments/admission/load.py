@@ -1,4 +1,4 @@
-"""Load of one target: speed of its requests, length of their answers, refused requests. Knows no limits."""
+"""Load of one target: speed of its requests, length of their answers, refused requests."""
 
 import heapq
 import math

@@ -236,7 +236,6 @@ class Service:
 
     async def _hold(self, key: ApiKey, work: Callable[[], _Result]) -> _Result:
         """Work in the thread, as a request in progress."""
-        self.check_bounds(key)
         with self.admission.hold(key):
             return await self._in_thread(work)
 

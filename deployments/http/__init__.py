@@ -1,1 +1,1 @@
-"""The HTTP application: routes, keys, admission, errors. Knows nothing of Ray."""
+"""The HTTP application: routes, keys, admission, errors."""

@@ -1,7 +1,4 @@
-"""Writes onto the coordinator's board how many more requests it accepts, and counts those that the proxy refuses.
-
-Knows no fields.
-"""
+"""Writes onto the coordinator's board how many more requests it accepts, and counts those that the proxy refuses."""
 
 import asyncio
 import time
@@ -12,10 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.admission.admission import Room
 from deployments.configuration.api_keys import ApiKey, KeyRing
 from deployments.endpoints.service import Service
-from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
-from deployments.http.doorkeeper import BOARD, PASSED, STALE_S
+from deployments.http.doorkeeper import BOARD, NO_KEY, PASSED, STALE_S, AdmissionBoard, Notice
 from deployments.http.drain import Drain
-from deployments.http.head import authorization_of, is_generating
+from deployments.http.head import authorization_of, is_generating, on_start
 from deployments.http.outcomes import log_refused
 from deployments.monitoring.metrics import Outcome
 
@@ -138,9 +134,7 @@ class AnnouncerMiddleware:
         if is_generating(scope):
             self._announcer.see(headers)
 
-        async def send_on(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[BOARD] = self._announcer.board
-            await send(message)
+        def name_board(message: Message) -> None:
+            MutableHeaders(scope=message)[BOARD] = self._announcer.board
 
-        await self._app(scope, receive, send_on)
+        await self._app(scope, receive, on_start(send, name_board))

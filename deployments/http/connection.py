@@ -1,4 +1,4 @@
-"""Connections of Serve's proxy: uvicorn's, with the bounds that it lacks. Knows no routes.
+"""Connections of Serve's proxy: uvicorn's, with the bounds that it lacks.
 
 Heads have a largest size. Heads and bodies have to come in time, so that half a request holds nothing long. A client
 that closes its sending side after its request still gets its answer, and HTTP/1.0 gets no chunks.

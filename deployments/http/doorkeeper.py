@@ -1,26 +1,156 @@
-"""Refuses requests in Serve's proxy, before their bodies and the way to a coordinator, by what coordinators write on
-their boards. ASGI middleware of the proxy; knows no fields. Must not import slow modules.
+"""Refuses requests in Serve's proxy, before their bodies and the way to a coordinator.
 
-Coordinators name their boards in responses. What no board says is a coordinator's to decide.
+A coordinator writes into shared memory, for each API key, how many more requests it accepts. The proxy of its node
+reads this board, refuses the others by itself, and writes down how many. Responses name the board. What no board says
+is a coordinator's to decide. Must not import slow modules.
 """
 
+import mmap
 import secrets
+import struct
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
 
+import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decoding.errors import OverloadedError
+from actors.wire.shared_memory import SharedOffer, attach, create
+from decoding.errors import Bound, OverloadedError
+from deployments.admission.key_bounds import Reached
 from deployments.apis.errors import anthropic_body, body_of, error_response
 from deployments.configuration.api_keys import secret_digest
-from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
-from deployments.http.head import authorization_of, is_anthropic, is_generating, request_id_of
+from deployments.http.head import authorization_of, is_anthropic, is_generating, on_start, request_id_of, with_header
 
 PASSED = "x-consort-passed"  # request header: the proxy's random number, and the request's among those of its key
 BOARD = "x-consort-board"  # response header: the name of the coordinator's board
 STALE_S = 3.0  # an older notice may be wrong
 _ON_THE_WAY_S = 5.0  # a request that was passed on longer ago is lost
+
+NO_KEY = bytes(32)  # the digest of the only line where requests need no key
+_BOUNDS: tuple[Bound, ...] = get_args(Bound)
+_REASON_BYTES = 512  # those of keys with the longest names, too
+_NUMBER = struct.Struct("=Q")
+_NOTICE = struct.Struct(f"=dIddBdIQQ{_REASON_BYTES}s")
+# First the number of the node's proxy, then the lines. A line: the key's digest; how often it was written, odd while it
+# is; the notice; how many requests the proxy refused.
+_VERSION_AT = len(NO_KEY)
+_NOTICE_AT = _VERSION_AT + _NUMBER.size
+_REFUSED_AT = _NOTICE_AT + -(-_NOTICE.size // 8) * 8
+_LINE_BYTES = _REFUSED_AT + _NUMBER.size
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """How many more requests of a key a coordinator accepts."""
+
+    written_s: float  # by the monotonic clock, which processes of a node share
+    requests: int
+    reached: Reached  # the bound that one more would exceed
+    retry_s: float  # when such a one should come again …
+    apart_s: float = 0.0  # … and each further one so much later
+    proxy: int = 0  # the random number of the node's proxy …
+    seen: int = 0  # … and the number of its last request that the coordinator knew of then
+    refused: int = 0  # how many refused requests it knew of then
+
+
+class AdmissionBoard:
+    """Lines of notices, one for each key. Keys go by their digests."""
+
+    def __init__(self, memory: mmap.mmap, offer: SharedOffer) -> None:
+        self._memory, self._offer = memory, offer
+        lines = range(_NUMBER.size, len(memory) - _LINE_BYTES + 1, _LINE_BYTES)
+        self._lines = {memory[start : start + len(NO_KEY)]: start for start in lines}
+
+    @staticmethod
+    def create(digests: Sequence[bytes]) -> "AdmissionBoard | None":
+        """Create a board for keys with these digests; (): requests need no key. None: not on this system."""
+        digests = digests or (NO_KEY,)
+        created = create(_NUMBER.size + _LINE_BYTES * len(digests))
+        if created is None:
+            return None
+        memory, offer = created
+        for index, digest in enumerate(digests):
+            start = _NUMBER.size + index * _LINE_BYTES
+            memory[start : start + len(NO_KEY)] = digest
+        return AdmissionBoard(memory, offer)
+
+    @staticmethod
+    def attach(name: str) -> "AdmissionBoard | None":
+        """Open another process's board. None: it is out of reach, or the name is none."""
+        try:
+            fields = dict(zip(SharedOffer.__struct_fields__, name.split("."), strict=False))
+            offer = msgspec.convert(fields, SharedOffer, strict=False)
+        except msgspec.ValidationError:
+            return None
+        memory = attach(offer)
+        return None if memory is None else AdmissionBoard(memory, offer)
+
+    @property
+    def name(self) -> str:
+        """By which other processes of the node find the board."""
+        return ".".join(map(str, msgspec.structs.astuple(self._offer)))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its creator lives."""
+        return self._offer.is_within_reach
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need a key. Otherwise `NO_KEY` has the only line."""
+        return NO_KEY not in self._lines
+
+    @property
+    def proxy(self) -> int:
+        """The random number of the node's proxy; 0: it has not read the board yet."""
+        return int(_NUMBER.unpack_from(self._memory)[0])
+
+    @proxy.setter
+    def proxy(self, number: int) -> None:
+        _NUMBER.pack_into(self._memory, 0, number)
+
+    def knows(self, key: bytes) -> bool:
+        """Whether the key has a line."""
+        return key in self._lines
+
+    def write(self, key: bytes, notice: Notice) -> None:
+        """Replace a notice. For the creator."""
+        line = self._lines[key]
+        (version,) = _NUMBER.unpack_from(self._memory, line + _VERSION_AT)
+        _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 1)
+        bound, reason, wait_s = notice.reached
+        refusal = (notice.retry_s, notice.apart_s, _BOUNDS.index(bound), wait_s)
+        known = (notice.proxy, notice.seen, notice.refused)
+        values = (notice.written_s, notice.requests, *refusal, *known, reason.encode()[:_REASON_BYTES])
+        _NOTICE.pack_into(self._memory, line + _NOTICE_AT, *values)
+        _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 2)
+
+    def read(self, key: bytes) -> Notice | None:
+        """Return a notice; None: there is none yet, it is being written, or the key is unknown."""
+        line = self._lines.get(key)
+        if line is None:
+            return None
+        start = line + _VERSION_AT
+        copied = self._memory[start : line + _REFUSED_AT]
+        (version,) = _NUMBER.unpack_from(copied)
+        if not version or version % 2 or _NUMBER.unpack_from(self._memory, start) != (version,):
+            return None
+        unpacked = _NOTICE.unpack_from(copied, _NUMBER.size)
+        written_s, requests, retry_s, apart_s, bound, wait_s, proxy, seen, refused, reason = unpacked
+        reached = Reached(_BOUNDS[bound], reason.rstrip(b"\0").decode(errors="replace"), wait_s)
+        return Notice(written_s, requests, reached, retry_s, apart_s, proxy, seen, refused)
+
+    def refused(self, key: bytes) -> int:
+        """Return how many requests the proxy has refused."""
+        return int(_NUMBER.unpack_from(self._memory, self._lines[key] + _REFUSED_AT)[0])
+
+    def count_refused(self, key: bytes) -> None:
+        """Count a refused request. For the node's only proxy."""
+        _NUMBER.pack_into(self._memory, self._lines[key] + _REFUSED_AT, self.refused(key) + 1)
 
 
 class Doorkeeper:
@@ -46,12 +176,10 @@ class Doorkeeper:
                 await _response(error, scope["path"], request_id_of(headers))(scope, receive, send)
                 return
             passed += str(self._count_passed(key))
-        others = [(name, value) for name, value in scope["headers"] if name != PASSED.encode()]
-        scope = {**scope, "headers": [*others, (PASSED.encode(), passed.encode())]}
-        await self._app(scope, receive, self._without_board(send))
+        await self._app(with_header(scope, PASSED, passed), receive, on_start(send, self._take_board))
 
     def _key_of(self, headers: Headers) -> bytes:
-        """Return by what boards know the request's key. Where nobody needs one, all requests have the same."""
+        """Return the digest of the request's key on boards. Where nobody needs a key, all requests have the same."""
         needs_key = any(board.needs_key for board in self._boards.values())
         return secret_digest(authorization_of(headers)) if needs_key else NO_KEY
 
@@ -89,19 +217,13 @@ class Doorkeeper:
         self._passed[key] = number, time.monotonic()
         return number
 
-    def _without_board(self, send: Send) -> Send:
-        """Wrap send to read the name of the coordinator's board from the response, and take it out."""
-
-        async def send_on(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                name = headers.get(BOARD)
-                if name is not None:
-                    del headers[BOARD]
-                    self._meet(name)
-            await send(message)
-
-        return send_on
+    def _take_board(self, message: Message) -> None:
+        """Take the name of the coordinator's board out of a response."""
+        headers = MutableHeaders(scope=message)
+        name = headers.get(BOARD)
+        if name is not None:
+            del headers[BOARD]
+            self._meet(name)
 
     def _meet(self, name: str) -> None:
         if name in self._boards or name in self._strange:

@@ -1,4 +1,4 @@
-"""Before the server stops: no new requests, and time for those in progress. Knows no fields."""
+"""Stopping: the server refuses new requests, and gives those in progress time to end."""
 
 import asyncio
 from collections.abc import Iterator

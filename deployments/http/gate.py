@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.apis.errors import refusal_response
 from deployments.configuration.api_keys import ApiKey, KeyRing
-from deployments.http.head import REQUEST_ID, authorization_of, content_length, request_id_of
+from deployments.http.head import REQUEST_ID, authorization_of, content_length, on_start, request_id_of
 from deployments.http.page import is_page
 
 _OPEN_PATHS = {"/health", "/ready"}  # answered without a key
@@ -74,7 +74,8 @@ class Gate:
             return
         headers = Headers(scope=scope)
         request_id = request_id_of(headers)
-        send = _with_id(send, request_id) if self._adds_id else send
+        if self._adds_id:
+            send = on_start(send, lambda message: MutableHeaders(scope=message).update({REQUEST_ID: request_id}))
         key = self._keys.find(authorization_of(headers))
         scope.setdefault("state", {}).update(key=key, request_id=request_id)
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
@@ -99,14 +100,3 @@ class Gate:
             return message
 
         return bounded
-
-
-def _with_id(send: Send, request_id: str) -> Send:
-    """Wrap send to add the request's id to the response headers."""
-
-    async def send_on(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message)[REQUEST_ID] = request_id
-        await send(message)
-
-    return send_on

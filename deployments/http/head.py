@@ -2,11 +2,11 @@
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import InvalidRequestError
 
@@ -74,6 +74,24 @@ def resolve_model(model: str, request: Request) -> str:
     if model and own is not None and model != own:
         raise InvalidRequestError(f"model: is {model!r}, but this base URL is of {own!r}; leave it out", field="model")
     return model or own or ""
+
+
+def on_start(send: Send, edit: Callable[[Message], None]) -> Send:
+    """Wrap send to edit the message that starts the response, with its status and its headers."""
+
+    async def send_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            edit(message)
+        await send(message)
+
+    return send_on
+
+
+def with_header(scope: Scope, name: str, value: str) -> Scope:
+    """Return the request with that header in place of those of its name."""
+    encoded = name.encode()
+    others = [header for header in scope["headers"] if header[0] != encoded]
+    return {**scope, "headers": [*others, (encoded, value.encode())]}
 
 
 def authorization_of(headers: Headers) -> str | None:

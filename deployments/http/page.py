@@ -1,4 +1,4 @@
-"""Serves the playground at `/` from files that are read once, without an API key. Knows nothing of models."""
+"""Serves the playground at `/` from files that are read once, without an API key."""
 
 import hashlib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Middleware of Serve's proxy process, which asks another coordinator to go on when one has died.
+"""Middleware of Serve's proxy process: asks another coordinator to go on when one has died.
 
 Serve imports `middlewares` by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. Must not import slow modules.
 """
@@ -19,19 +19,25 @@ from deployments.apis.sse import event, typed_event
 from deployments.http import connection
 from deployments.http.connection import seconds_unread
 from deployments.http.doorkeeper import Doorkeeper
-from deployments.http.head import GENERATING, REQUEST_START, WORKING, arrival_header
+from deployments.http.head import (
+    GENERATING,
+    REQUEST_ID,
+    REQUEST_START,
+    WORKING,
+    arrival_header,
+    is_anthropic,
+    with_header,
+)
 
 CALLBACK = f"{__name__}:middlewares"
 
 _LOST = UnavailableError("the coordinator that answered has died; ask again")
-_REQUEST_ID = "X-Request-Id"
 _MOST_BODY_BYTES = 2**20  # larger bodies are not kept, so their answers can't be asked for again
 _PATIENCE_S = 60.0  # for another coordinator to take the request
 _PAUSE_S = 0.2
 _TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
 _EVENT_ID = re.compile(rb"^id: ([\x21-\x7e]{1,4096})\n", re.MULTILINE)
-_ARRIVED = REQUEST_START.encode()
-_LAST_EVENT_ID, _NO_EVENT = b"last-event-id", b"0"  # as in deployments/apis/resumable.py
+_LAST_EVENT_ID, _NO_EVENT = "last-event-id", "0"  # as in deployments/apis/resumable.py
 
 
 def middlewares() -> list[Middleware]:
@@ -55,11 +61,11 @@ class CoordinatorLossMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _with_arrival(scope, time.time() - seconds_unread(receive))
-        wants_ids = any(name == _LAST_EVENT_ID for name, _ in scope["headers"])
+        scope = with_header(scope, REQUEST_START, arrival_header(time.time() - seconds_unread(receive)))
+        wants_ids = _LAST_EVENT_ID in Headers(scope=scope)
         body, response = _Body(receive), _Response(send, tells_ids=wants_ids)
         if scope["path"].endswith(GENERATING) and not wants_ids:
-            scope = _with_last_event(scope, _NO_EVENT)
+            scope = with_header(scope, _LAST_EVENT_ID, _NO_EVENT)
         await self._app(scope, body.receive, response.send)
         if response.is_whole:
             return
@@ -74,7 +80,8 @@ class CoordinatorLossMiddleware:
         while not (response.is_whole or body.has_disconnected) and time.monotonic() - taken_s < self._patience_s:
             await asyncio.sleep(self._pause_s)
             passed_on = response.bytes
-            again = scope if response.last_id is None else _with_last_event(scope, response.last_id)
+            last_id = response.last_id
+            again = scope if last_id is None else with_header(scope, _LAST_EVENT_ID, last_id)
             again = {key: value for key, value in again.items() if key != "state"}
             await self._app(again, body.repeated(), response.continued())
             if response.bytes > passed_on:
@@ -83,7 +90,7 @@ class CoordinatorLossMiddleware:
     async def _give_up(self, scope: Scope, receive: Receive, send: Send, response: "_Response") -> None:
         if not response.has_begun:
             refusal = error_response(_LOST)
-            refusal.headers[_REQUEST_ID] = Headers(scope=scope).get(_REQUEST_ID, "")  # Serve has set it
+            refusal.headers[REQUEST_ID] = Headers(scope=scope).get(REQUEST_ID, "")  # Serve has set it
             await refusal(scope, receive, send)
         elif response.is_stream:
             await send({"type": "http.response.body", "body": _last_event(scope["path"]).encode()})
@@ -133,7 +140,7 @@ class _Response:
         self._send, self._tells_ids = send, tells_ids
         self._tail = b""  # of a stream: an event that has not come whole
         self.has_begun = self.is_stream = self.is_whole = False
-        self.last_id: bytes | None = None  # of a stream's events
+        self.last_id: str | None = None  # of a stream's events
         self.bytes = 0
 
     @property
@@ -175,7 +182,7 @@ class _Response:
             whole, separator, self._tail = (self._tail + body).rpartition(b"\n\n")
             body = whole + separator
             ids = _EVENT_ID.findall(body)
-            self.last_id = ids[-1] if ids else self.last_id
+            self.last_id = ids[-1].decode() if ids else self.last_id
         else:
             body, self._tail = self._tail + body, b""
         if self.is_stream and not self._tells_ids:
@@ -195,21 +202,10 @@ def _is_repeatable(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") or scope["path"].endswith(WORKING)
 
 
-def _with_arrival(scope: Scope, arrived_s: float) -> Scope:
-    """Say when the request came, by the wall clock, whatever the client says."""
-    headers = [(name, value) for name, value in scope["headers"] if name != _ARRIVED]
-    return {**scope, "headers": [*headers, (_ARRIVED, arrival_header(arrived_s).encode())]}
-
-
-def _with_last_event(scope: Scope, last_id: bytes) -> Scope:
-    headers = [(name, value) for name, value in scope["headers"] if name != _LAST_EVENT_ID]
-    return {**scope, "headers": [*headers, (_LAST_EVENT_ID, last_id)]}
-
-
 def _last_event(path: str) -> str:
     """Error event in the format of the path's streams."""
     body = body_of(_LOST)
-    if path.endswith("/v1/messages"):
+    if is_anthropic(path):
         return typed_event(anthropic_body(body, status_of(_LOST)))
     if not path.endswith("/v1/responses"):
         return event(body.model_dump_json(), name="error")

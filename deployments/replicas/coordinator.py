@@ -141,8 +141,8 @@ class CoordinatorIngress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.http.admin_routes import add_scaling_route
-        from deployments.http.admission_board import AdmissionBoard
         from deployments.http.announcer import Announcer
+        from deployments.http.doorkeeper import AdmissionBoard
         from deployments.http.outcomes import log_requests
         from deployments.http.routes import make_api
 

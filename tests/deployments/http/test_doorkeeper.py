@@ -22,9 +22,8 @@ from deployments.admission.key_bounds import KeyRates, Reached, Use
 from deployments.configuration.api_keys import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.admission_board import NO_KEY, AdmissionBoard, Notice
 from deployments.http.announcer import Announcer
-from deployments.http.doorkeeper import BOARD, PASSED, Doorkeeper
+from deployments.http.doorkeeper import BOARD, NO_KEY, PASSED, AdmissionBoard, Doorkeeper, Notice
 from deployments.http.drain import Drain
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
@@ -405,7 +404,7 @@ def door_with(board: AdmissionBoard) -> tuple[Doorkeeper, list[str]]:
 
 def test_old_notices_are_not_believed_and_boards_of_the_dead_forgotten() -> None:
     program = """
-from deployments.http.admission_board import *
+from deployments.http.doorkeeper import *
 import sys
 board = AdmissionBoard.create(())
 print(board.name, flush=True)
