@@ -1,4 +1,4 @@
-"""The gate over a fake coordinator: keys, sizes, ids, access log."""
+"""Who may ask, over a fake coordinator: keys, sizes, ids, access log, the Host header, pages of other origins."""
 
 import json
 import logging
@@ -13,6 +13,7 @@ from decoding.errors import ConfigError
 from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
+from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -21,6 +22,10 @@ from tests.deployments.fake_coordinator import FakeCoordinator
 BODY = {"model": "consort", "prompt": "secret prompt", "max_tokens": 4}
 SECRET = "s3cret-key"
 AUTHORIZED = {"Authorization": f"Bearer {SECRET}"}
+ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+LOCAL = ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:8080"]
+FOREIGN = ["https://evil.example", "http://localhost.evil.example", "http://127.0.0.1.evil.example:80", "null"]
+ALLOWED = "access-control-allow-origin"
 
 
 @pytest.fixture
@@ -174,3 +179,58 @@ def test_a_key_that_can_not_be_is_refused_without_showing_it(tmp_path: Path, key
         configured({"a": key}, tmp_path)
     assert problem in str(refused.value)
     assert "123456" not in str(refused.value)
+
+
+@pytest.fixture
+def named(endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator) -> TestClient:
+    service = Service(endpoints, coordinator)  # type: ignore[arg-type]
+    return TestClient(make_api(service, allowed_hosts=["localhost", "[::1]"]))
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "[::1]", "[::1]:8000"])
+def test_its_own_names_are_answered_with_any_port(named: TestClient, host: str) -> None:
+    assert named.get("/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8000", "[::2]:8000", ""])
+@pytest.mark.parametrize("path", ["/health", "/", "/v1/models"])
+def test_other_names_are_refused(named: TestClient, host: str, path: str) -> None:
+    reply = named.get(path, headers={"Host": host})
+    assert reply.status_code == 421
+    assert reply.json()["error"]["code"] == "wrong_host"
+    assert "http.allowed_hosts" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("origin", LOCAL)
+def test_pages_from_this_machine_may_use_the_server(fake: TestClient, origin: str) -> None:
+    preflight = fake.options("/v1/chat/completions", headers={"Origin": origin, **ASKED})
+    assert (preflight.status_code, preflight.headers[ALLOWED]) == (200, origin)
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    answer = fake.get("/v1/models", headers={"Origin": origin})
+    assert answer.headers[ALLOWED] == origin
+    assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+def test_other_pages_may_not(fake: TestClient, origin: str) -> None:
+    assert fake.options("/v1/chat/completions", headers={"Origin": origin, **ASKED}).status_code == 400
+    assert ALLOWED not in fake.get("/v1/models", headers={"Origin": origin}).headers
+
+
+def test_configured_pages_may_and_need_a_key(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> None:
+    origin, keys = "https://chat.example.org", KeyRing([ApiKey("alice", digest_of("secret"))])
+    with TestClient(make_api(Service(endpoints, coordinator), keys=keys, cors_origins=[origin])) as client:
+        assert client.options("/v1/models", headers={"Origin": origin, **ASKED}).status_code == 200
+        assert client.options("/v1/models", headers={"Origin": LOCAL[0], **ASKED}).status_code == 400
+        refused = client.get("/v1/models", headers={"Origin": origin})
+        assert (refused.status_code, refused.headers[ALLOWED]) == (401, origin)  # the page can read why
+    with TestClient(make_api(Service(endpoints, coordinator), cors_origins=["*"])) as client:
+        assert client.get("/v1/models", headers={"Origin": FOREIGN[0]}).headers[ALLOWED] == "*"
+
+
+@pytest.mark.parametrize("origin", ["chat.example.org", "https://*.example.org", "https://example.org/"])
+def test_an_origin_without_scheme_or_with_a_path_is_refused(origin: str) -> None:
+    path = str(ROOT / "models" / "target")
+    config = {"models": {"a": {"path": path}}, "endpoints": {"e": {"target": "a"}}, "http": {"cors_origins": [origin]}}
+    with pytest.raises(ConfigError, match=r"http\.cors_origins\.0: should match"):
+        parse_config(config, folder=ROOT)

@@ -80,3 +80,9 @@ def test_what_a_drafter_learned(fake: TestClient, monkeypatch: pytest.MonkeyPatc
         "acceptance_before": 0.5,
         "acceptance_after": 0.625,
     }
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_health_answers_to_head(fake: TestClient, path: str) -> None:
+    response = fake.head(path)
+    assert (response.status_code, response.content) == (200, b"")
