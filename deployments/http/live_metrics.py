@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean
+from typing import Any
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -170,10 +171,8 @@ def _by_endpoint(name: str, text: str, service: Service, values: Mapping[str, fl
     return _gauge(f"vllm:{name}", text, ENDPOINT_LABELS, labelled)
 
 
-def _gauge(
-    name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float] | Mapping[str, float]
-) -> Metric:
-    """Return a metric. values: by the labels' values; a name stands for one."""
+def _gauge(name: str, text: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:
+    """Return a metric. values: by the labels' values, a tuple; by a name where there is one label."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for own, value in values.items():
         family.add_metric((own,) if isinstance(own, str) else own, float(value))

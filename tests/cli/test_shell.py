@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
@@ -60,11 +61,11 @@ def test_models_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_takes_a_key_from_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def get(self: Client, path: str) -> Reply:
-        seen.append(self._headers["Authorization"])
-        return Reply(200, {"data": []})
+    def request(self: httpx.Client, method: str, url: str, **_: object) -> httpx.Response:
+        seen.append(self.headers["Authorization"])
+        return httpx.Response(200, json={"data": []})
 
-    monkeypatch.setattr(Client, "get", get)
+    monkeypatch.setattr(httpx.Client, "request", request)
     invoke("models", "--url", "http://127.0.0.1:1", "--api-key", "a")
     monkeypatch.setenv("CONSORT_API_KEY", "b")
     invoke("models", "--url", "http://127.0.0.1:1")
