@@ -17,7 +17,7 @@ from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation, Outcome
 from deployments.strategies.members import MemberClient, Run, join_deltas, merge_streams
-from deployments.strategies.options import StrategyOptions
+from deployments.strategies.strategy import StrategyOptions
 from evaluation.metrics import TextMetrics, measure
 
 _SCORING_TIMEOUT_S = 600.0

@@ -27,7 +27,7 @@ from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.fields.sampling import SamplingFields
 from deployments.fields.strict import nearest
-from deployments.strategies.options import StrategyOptions
+from deployments.strategies.strategy import StrategyOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

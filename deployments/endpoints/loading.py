@@ -25,7 +25,7 @@ from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.fields.sampling import SamplingFields
-from deployments.strategies.options import load_strategy
+from deployments.strategies.strategy import load_strategy
 from engine.loading.lora import read_lora
 from engine.loading.settings import (
     SamplingDefaults,

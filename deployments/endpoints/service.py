@@ -42,7 +42,7 @@ from deployments.fields.prompts import (
 from deployments.monitoring.metrics import Metrics
 from deployments.strategies.deliberation import Deliberation, Outcome, Progress
 from deployments.strategies.members import Run, merge_streams
-from deployments.strategies.options import StrategyOptions
+from deployments.strategies.strategy import StrategyOptions
 
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer

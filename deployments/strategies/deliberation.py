@@ -10,8 +10,8 @@ from typing import Literal
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
 from deployments.strategies.members import Candidate, MemberClient, Participant, Run, merge_streams
-from deployments.strategies.options import StrategyOptions
 from deployments.strategies.ranking import Ranking, by_score, majority, minimum_risk
+from deployments.strategies.strategy import StrategyOptions
 
 _FAILURES = (UnavailableError, DeadlineError)  # failures of a member; other errors are the request's or the server's
 

@@ -15,7 +15,7 @@ from deployments.configuration.endpoint import BlendConfig, EndpointConfig, Stra
 from deployments.configuration.paths import ROOT
 from deployments.fields.ensembles import EnsembleFields
 from deployments.fields.strict import problem_of
-from deployments.strategies.options import load_strategy
+from deployments.strategies.strategy import load_strategy
 from tests.deployments.test_docs import config_row
 
 DOCS = (ROOT / "docs" / "ensembles.md").read_text(encoding="utf-8")

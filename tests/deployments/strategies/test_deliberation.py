@@ -17,7 +17,7 @@ from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, Un
 from decoding.sampling.params import SamplingParams
 from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation, Outcome, Progress
-from deployments.strategies.options import StrategyOptions, by_regex
+from deployments.strategies.strategy import StrategyOptions, by_regex
 from engine.model.runner import Runner
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.support.models import VOCAB, tiny_model

@@ -6,7 +6,7 @@ import pytest
 
 from decoding.errors import ConfigError
 from deployments.configuration.values import load_callable
-from deployments.strategies.options import by_json_field, by_regex, whole_text
+from deployments.strategies.strategy import by_json_field, by_regex, whole_text
 
 
 @pytest.mark.parametrize(
