@@ -10,7 +10,6 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from actors.wire.messages import PROTOCOL, ReplicaAddress
 from decoding.errors import UnavailableError
 from deployments.replicas.environment import APP_NAME
 from deployments.replicas.model_replica import ModelReplica, ReplicaAnswer
@@ -18,6 +17,7 @@ from deployments.replicas.model_replica import ModelReplica, ReplicaAnswer
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentBroadcastResponse
 
+    from actors.wire.messages import ReplicaAddress
     from deployments.endpoints.adapters import RunTimeAdapters
 
 _PERIOD_S = 1.0
@@ -31,12 +31,12 @@ _logger = logging.getLogger("ray.serve")
 class ReplicaAddresses:
     """The addresses of a model's replicas that answered."""
 
-    addresses: Sequence[ReplicaAddress]
+    addresses: "Sequence[ReplicaAddress]"
     complete: bool = True  # whether all replicas answered in time
 
 
 Ask = Callable[[], Awaitable[ReplicaAddresses]]
-Update = Callable[[list[ReplicaAddress], set[str]], None]
+Update = Callable[["list[ReplicaAddress]", set[str]], None]
 
 
 class Discovery:
@@ -49,7 +49,9 @@ class Discovery:
         update: called after every poll with all addresses and the names of the replicas that have just answered, whose
             loops are therefore alive.
         """
-        self._ask, self._update = ask, update
+        from actors.wire.messages import PROTOCOL
+
+        self._ask, self._update, self._protocol = ask, update, PROTOCOL
         self._incompatible: set[str] = set()  # replicas of another version
         self._known: dict[str, list[ReplicaAddress]] = {model: [] for model in ask}
 
@@ -81,12 +83,13 @@ class Discovery:
             _logger.warning("could not ask for the replicas of %s", model, exc_info=True)
         self._update([address for addresses in self._known.values() for address in addresses], answered)
 
-    def _is_compatible(self, address: ReplicaAddress) -> bool:
+    def _is_compatible(self, address: "ReplicaAddress") -> bool:
         """Whether a replica's messages can be read here, and ours there. Logs those whose can't, once."""
-        if address.protocol != PROTOCOL and address.name not in self._incompatible:
+        if address.protocol != self._protocol and address.name not in self._incompatible:
             self._incompatible.add(address.name)
-            _logger.warning("%s speaks protocol %d, not %d: left alone", address.name, address.protocol, PROTOCOL)
-        return address.protocol == PROTOCOL
+            text = "%s speaks protocol %d, not %d: left alone"
+            _logger.warning(text, address.name, address.protocol, self._protocol)
+        return address.protocol == self._protocol
 
 
 class AddressQuery:
