@@ -84,7 +84,7 @@ async def compare(
                 contestant.name,
                 [delta.text for delta in deltas],
                 [
-                    replace(measure(delta.tokens), log_likelihood=by_member[0])
+                    replace(measure(delta.token_ids), log_likelihood=by_member[0])
                     for delta, by_member in zip(deltas, likelihoods, strict=True)
                 ],
                 likelihoods,
@@ -158,7 +158,7 @@ async def _judged(
     client = MemberClient(service.run, service.ready_models, _SCORING_TIMEOUT_S)
 
     async def judge(request: Request, delta: Delta) -> list[float]:
-        return [(await client.judge(model, request, [delta.tokens]))[0] for model in models]
+        return [(await client.judge(model, request, [delta.token_ids]))[0] for model in models]
 
     return await asyncio.gather(*map(judge, requests, deltas))
 

@@ -110,7 +110,7 @@ class ChatWriter:
         temperature = rng.choice(_TEMPERATURES)
         prompt = self._template.prompt(self._question(number, rng))
         deltas = self._continue(prompt, rng, self._answer_tokens, temperature, logprobs=CANDIDATES)
-        top = [token.top for delta in deltas for token in delta.logprobs or ()]
+        top = [token.top for delta in deltas for token in delta.logprobs]
         candidates = torch.tensor([[token for token, _ in best] for best in top], dtype=torch.int32)
         logprobs = torch.tensor([[logprob for _, logprob in best] for best in top], dtype=torch.float16)
         return Chat(prompt, _tokens(deltas), temperature, candidates, logprobs)
@@ -133,7 +133,7 @@ class ChatWriter:
 
 
 def _tokens(deltas: Sequence[Delta]) -> list[int]:
-    return [token for delta in deltas for token in delta.tokens]
+    return [token for delta in deltas for token in delta.token_ids]
 
 
 def write_texts(writer: ChatWriter, folder: Path, *, tokens: int, streams: int) -> Generator[int, None, None]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import starmap
+from itertools import zip_longest
 from typing import NamedTuple
 
 from actors.coordinator.replica_table import Prefix, prefixes_of
@@ -237,16 +237,12 @@ class ActiveRequest:
         )
         return Delta(
             piece.text,
-            ids[: piece.used],
+            tokens,
             self.statistics,
-            [token.source for token in tokens],
-            [token.logprobs for token in tokens if token.logprobs] or None,
             message.prompt_logprobs if len(self.tokens) - len(tokens) == len(self.request.prompt) else None,
             piece.finish,
             message.members,
             piece.stop_reason,
-            [token.views for token in tokens if token.views] or None,
-            proposers=[token.proposer for token in tokens],
         )
 
     def finish_search(self, message: Beams) -> Delta:
@@ -260,9 +256,9 @@ class ActiveRequest:
             field = "force_words" if self.request.beams and self.request.beams.force_words_ids else "n"
             reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
-        logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
+        logprobs: Sequence[Sequence[TokenLogprobs]] = message.logprobs or [()] * len(message.answers)
         make_delta = partial(self._make_search_delta, message.cached_tokens)
-        best, *others = starmap(make_delta, zip(message.answers, logprobs, strict=True))
+        best, *others = map(make_delta, message.answers, logprobs)
         if self.request.timeline is not None:
             self.request.timeline.record_tokens("target", len(best.tokens))
         self.statistics = Statistics(
@@ -273,14 +269,15 @@ class ActiveRequest:
         )
         return replace(best, statistics=self.statistics, others=others)
 
-    def _make_search_delta(self, cached: int, hypothesis: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
+    def _make_search_delta(self, cached: int, hypothesis: Hypothesis, logprobs: Sequence[TokenLogprobs]) -> Delta:
         piece = self._make_text_stream().add(hypothesis.tokens, hypothesis.finish)
         return Delta(
             piece.text,
-            hypothesis.tokens[: piece.used],
+            [
+                Token(token, logprobs=each)
+                for token, each in zip_longest(hypothesis.tokens[: piece.used], logprobs[: piece.used])
+            ],
             Statistics(committed=piece.used, cached=cached),
-            ["plain"] * piece.used,
-            logprobs and logprobs[: piece.used],
             finish=piece.finish,
             stop_reason=piece.stop_reason,
             score=hypothesis.score,

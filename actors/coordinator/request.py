@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from actors.wire.messages import Adapter, MemberShare, MemberView, TokenSource
+from actors.wire.messages import Adapter, MemberShare, Token
 from decoding.beams.options import BeamOptions
 from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import ProposerName
@@ -208,16 +208,21 @@ class Delta:
     """What one target step added to the answer. The last delta has `finish` or `error`."""
 
     text: str
-    tokens: Sequence[int]
+    tokens: Sequence[Token]
     statistics: Statistics  # of the request so far
-    sources: Sequence[TokenSource] = ()  # of each token
-    logprobs: Sequence[TokenLogprobs] | None = None  # of each token, if requested
     prompt_logprobs: Sequence[TokenLogprobs] | None = None  # of the prompt from its second token on, in the first delta
     finish: FinishReason | None = None
     members: Sequence[MemberShare] | None = None  # of an ensemble, so far
     stop_reason: str | int | None = None  # the stop string, stop token or criterion that ended the answer
-    views: Sequence[Sequence[MemberView]] | None = None  # of an ensemble: of each token, if requested
     error: ConsortError | None = None
     score: float | None = None  # of a beam search
-    proposers: Sequence[ProposerName | None] = ()  # of each token: who drafted it, if it was accepted
     others: "Sequence[Delta]" = ()  # further answers of the beam search, best first
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Log-probabilities of the tokens; none if they were not requested."""
+        return [token.logprobs for token in self.tokens if token.logprobs is not None]

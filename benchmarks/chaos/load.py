@@ -165,8 +165,8 @@ def collect(deltas: Iterable[Delta]) -> Transcript:
                 answer.gaps.append(Gap(last_s, now_s))
             last_s = now_s
             answer.text += delta.text
-            answer.tokens += delta.tokens
-            answer.logprobs += delta.logprobs or ()
+            answer.tokens += delta.token_ids
+            answer.logprobs += delta.logprobs
             answer.prompt_logprobs += delta.prompt_logprobs or ()
             answer.finish = delta.finish
     except ConsortError as error:

@@ -185,7 +185,7 @@ class Bench:
             began_s = time.perf_counter()
             answers = self._answers(condition, temperature, reference)
             seconds = time.perf_counter() - began_s
-            texts = [[token for delta in answer for token in delta.tokens] for answer in answers]
+            texts = [[token for delta in answer for token in delta.token_ids] for answer in answers]
             reference = reference or texts
             first = [_first_difference(*pair) for pair in zip(texts, reference, strict=True) if pair[0] != pair[1]]
             yield Finding(

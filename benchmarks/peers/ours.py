@@ -47,7 +47,7 @@ class Ours(Contestant):
             pairs = zip(prompts, params, strict=True)
             requests = [Request(self._endpoint, prompt, prompt_params) for prompt, prompt_params in pairs]
             for deltas in in_process.generate(self._coordinator, requests, self._check_all):
-                answers.append([token for delta in deltas for token in delta.tokens])
+                answers.append([token for delta in deltas for token in delta.token_ids])
                 self._statistics += deltas[-1].statistics
         return answers
 

@@ -4,10 +4,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from actors.coordinator.request import Delta, Request, Statistics
-from actors.wire.messages import MemberView, TokenSource
-from decoding.drafts.draft import ProposerName
+from actors.wire.messages import Token
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
@@ -41,41 +41,41 @@ def piece_offsets(pieces: Sequence[str]) -> list[int]:
     return offsets
 
 
+class TextToken(NamedTuple):
+    """A token and the text that it adds, if that was requested. A character comes with its last token."""
+
+    token: Token
+    text: str = ""
+    offset: int = 0  # index of the character at which it begins
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of an answer, an echoed prompt, or several joined. Fields that were not requested are empty."""
+    """A piece of an answer, or several joined."""
 
     text: str = ""
-    tokens: Sequence[int] = ()
-    pieces: Sequence[str] = ()  # text that each token adds; a character comes with its last token
-    offsets: Sequence[int] = ()  # index of the character at which each token begins
-    sources: Sequence[TokenSource] = ()
-    proposers: Sequence[ProposerName | None] = ()  # who drafted each token, if it was accepted
-    views: Sequence[Sequence[MemberView]] = ()  # for each token, the view of each member of an ensemble
-    logprobs: Sequence[TokenLogprobs | None] = ()  # for each token; None: the first of a prompt
+    tokens: Sequence[TextToken] = ()
     prompt_logprobs: Sequence[TokenLogprobs] | None = None  # from the prompt's second token on
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     score: float | None = None  # of beam search
+    echoed: Sequence[TextToken] = ()  # of the prompt, whose text comes first
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.id for token, *_ in self.tokens]
 
     @staticmethod
     def joined(parts: "Sequence[Part]") -> "Part":
         """Join parts into one that ends as the last does."""
         last = parts[-1] if parts else Part()
         prompt_logprobs = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
-        return Part(
-            "".join(part.text for part in parts),
-            [token for part in parts for token in part.tokens],
-            [piece for part in parts for piece in part.pieces],
-            [offset for part in parts for offset in part.offsets],
-            [source for part in parts for source in part.sources],
-            [proposer for part in parts for proposer in part.proposers],
-            [view for part in parts for view in part.views],
-            [logprob for part in parts for logprob in part.logprobs],
-            prompt_logprobs[-1] if prompt_logprobs else None,
-            last.finish,
-            last.stop_reason,
-            last.score,
+        return replace(
+            last,
+            text="".join(part.text for part in parts),
+            tokens=[token for part in parts for token in part.tokens],
+            prompt_logprobs=prompt_logprobs[-1] if prompt_logprobs else None,
+            echoed=[token for part in parts for token in part.echoed],
         )
 
 
@@ -127,41 +127,28 @@ class Choice:
     def add(self, delta: Delta) -> tuple[Part, bool]:
         """Add a delta; return its part, and whether it is the first."""
         if self._prompt_only:
-            delta = _without_answer(delta)
+            statistics = replace(delta.statistics, committed=0)
+            delta = replace(delta, text="", tokens=(), statistics=statistics, stop_reason=None)
         first = not self._parts
-        part = self._part(delta)
+        pieces = self._splitter.split(delta) if self._splitter is not None else [""] * len(delta.tokens)
+        tokens = [*map(TextToken, delta.tokens, pieces, self._offsets(pieces))]
+        part = Part(delta.text, tokens, delta.prompt_logprobs, delta.finish, delta.stop_reason, delta.score)
         if first and self._echo is not None:
-            part = Part.joined([self._echoed(self._echo, delta), part])
+            part = replace(part, text=self._echo.text + part.text, echoed=self._echoed(self._echo, delta))
         self._parts.append(part)
-        self._logprobs += [token.logprob for token in delta.logprobs or ()]
+        self._logprobs += [logprobs.logprob for logprobs in delta.logprobs]
         self.statistics = delta.statistics
         return part, first
 
     def whole(self) -> Part:
         return Part.joined(self._parts)
 
-    def _part(self, delta: Delta) -> Part:
-        pieces = self._splitter.split(delta) if self._splitter is not None else []
-        return Part(
-            delta.text,
-            delta.tokens,
-            pieces,
-            self._offsets(pieces),
-            delta.sources,
-            delta.proposers,
-            delta.views or (),
-            delta.logprobs or (),
-            delta.prompt_logprobs,
-            delta.finish,
-            delta.stop_reason,
-            delta.score,
-        )
-
-    def _echoed(self, echo: EchoedPrompt, first: Delta) -> Part:
-        logprobs = () if first.prompt_logprobs is None else (None, *first.prompt_logprobs)
+    def _echoed(self, echo: EchoedPrompt, first: Delta) -> list[TextToken]:
+        logprobs = (None, *first.prompt_logprobs) if first.prompt_logprobs else [None] * len(echo.tokens)
+        tokens = [Token(token, logprobs=each) for token, each in zip(echo.tokens, logprobs, strict=True)]
         if self._splitter is None:
-            return Part(echo.text, echo.tokens, logprobs=logprobs)
-        return Part(echo.text, echo.tokens, echo.pieces, echo.offsets, logprobs=logprobs)
+            return [*map(TextToken, tokens)]
+        return [*map(TextToken, tokens, echo.pieces, echo.offsets)]
 
     def _offsets(self, pieces: Sequence[str]) -> list[int]:
         offset = self._length + (0 if self._echo is None else len(self._echo.text))
@@ -177,22 +164,7 @@ class _Splitter:
         self._hidden = params.hidden_token_ids
 
     def split(self, delta: Delta) -> list[str]:
-        pieces = ["" if token in self._hidden else self._detokenizer.add([token]) for token in delta.tokens]
+        pieces = ["" if token in self._hidden else self._detokenizer.add([token]) for token in delta.token_ids]
         if delta.finish is not None and pieces:
             pieces[-1] += self._detokenizer.flush()
         return pieces
-
-
-def _without_answer(delta: Delta) -> Delta:
-    statistics = replace(delta.statistics, committed=0)
-    return replace(
-        delta,
-        text="",
-        tokens=(),
-        sources=(),
-        proposers=(),
-        views=(),
-        logprobs=(),
-        statistics=statistics,
-        stop_reason=None,
-    )

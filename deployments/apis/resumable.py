@@ -163,10 +163,6 @@ def _first(delta: Delta, tokens: int, characters: int) -> Delta:
         delta,
         text=delta.text[: max(characters, 0)],
         tokens=delta.tokens[: max(tokens, 0)],
-        sources=delta.sources[: max(tokens, 0)],
-        proposers=delta.proposers[: max(tokens, 0)],
-        logprobs=delta.logprobs and delta.logprobs[: max(tokens, 0)],
-        views=delta.views and delta.views[: max(tokens, 0)],
         finish=None,
         stop_reason=None,
     )
@@ -178,9 +174,5 @@ def _rest(delta: Delta, tokens: int, characters: int) -> Delta:
         delta,
         text=delta.text[max(characters, 0) :],
         tokens=delta.tokens[max(tokens, 0) :],
-        sources=delta.sources[max(tokens, 0) :],
-        proposers=delta.proposers[max(tokens, 0) :],
-        logprobs=delta.logprobs and delta.logprobs[max(tokens, 0) :],
-        views=delta.views and delta.views[max(tokens, 0) :],
         prompt_logprobs=None,
     )

@@ -4,13 +4,13 @@ The models only document the format. Functions encode the JSON directly, because
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain, starmap
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel
 
-from actors.wire.messages import MemberView, TokenSource
+from actors.wire.messages import MemberView, Token, TokenSource
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.sampler import TokenLogprobs
 from deployments.apis.decoder import TokenDecoder
@@ -90,11 +90,13 @@ def completion_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
         pairs = [(token_logprobs.token, token_logprobs.logprob), *token_logprobs.top[:count]]
         return {decoder.text_of(token): _finite(logprob) for token, logprob in pairs}
 
+    tokens = [*part.echoed, *part.tokens]
+    logprobs = [token.logprobs for token, *_ in tokens]
     return {
-        "tokens": [decoder.text_of(token) for token in part.tokens],
-        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in part.logprobs],
-        "top_logprobs": _encode_list(None if entry is None else tops(entry) for entry in part.logprobs),
-        "text_offset": list(part.offsets),
+        "tokens": [decoder.text_of(token.id) for token, *_ in tokens],
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
+        "top_logprobs": _encode_list(None if entry is None else tops(entry) for entry in logprobs),
+        "text_offset": [offset for *_, offset in tokens],
     }
 
 
@@ -114,7 +116,7 @@ def content_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
         top = [fields(token, logprob) for token, logprob in position.top[:count]]
         return {**fields(position.token, position.logprob), "top_logprobs": top}
 
-    return _encode_list(entry(position) for position in part.logprobs if position is not None)
+    return _encode_list(entry(token.logprobs) for token, *_ in part.tokens if token.logprobs is not None)
 
 
 def prompt_logprobs(logprobs: Sequence[TokenLogprobs], count: int, decoder: TokenDecoder) -> Json:
@@ -133,18 +135,16 @@ def prompt_logprobs(logprobs: Sequence[TokenLogprobs], count: int, decoder: Toke
 
 def token_details(part: Part) -> Json:
     """JSON of a list of TokenDetail, without the tokens of an echoed prompt."""
-    count = len(part.sources)
-    answered = zip(part.tokens[-count:], part.pieces[-count:], part.sources, strict=True) if count else ()
-    proposers = chain(part.proposers, repeat(None))
-    details = (
-        {"id": token, "text": text, "source": source, **({} if proposer is None else {"proposer": proposer})}
-        for (token, text, source), proposer in zip(answered, proposers, strict=False)
-    )
-    views = chain(part.views, repeat(None))  # empty without an ensemble
-    return _encode_list(
-        detail if members is None else {**detail, "members": [_member(view) for view in members]}
-        for detail, members in zip(details, views, strict=False)
-    )
+
+    def detail(token: Token, text: str, _: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {"id": token.id, "text": text, "source": token.source}
+        if token.proposer is not None:
+            fields["proposer"] = token.proposer
+        if token.views:
+            fields["members"] = [_member(view) for view in token.views]
+        return fields
+
+    return _encode_list(starmap(detail, part.tokens))
 
 
 def _member(view: MemberView) -> dict[str, Any]:

@@ -80,8 +80,8 @@ class ResponseCache:
 
 def _size(delta: Delta) -> int:
     """Count tokens, log-probabilities and members' shares of tokens, of all answers of a search."""
-    logprobs = sum(len(token.top) for token in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ())))
-    views = sum(map(len, delta.views or ()))
+    logprobs = sum(len(token.top) for token in (*delta.logprobs, *(delta.prompt_logprobs or ())))
+    views = sum(len(token.views) for token in delta.tokens)
     return len(delta.tokens) + logprobs + views + sum(map(_size, delta.others))
 
 

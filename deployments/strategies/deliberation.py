@@ -188,7 +188,7 @@ class Deliberation:
         others = [each for each in self._candidates if each.member != member.model and each.delta.tokens]
         if others:
             request = replace(self._request, timeout_s=self._left_s)
-            likelihoods = await self._client.judge(member.model, request, [each.delta.tokens for each in others])
+            likelihoods = await self._client.judge(member.model, request, [each.delta.token_ids for each in others])
             scores |= dict(zip(others, likelihoods, strict=True))
         self._judgements[member.model] = [scores.get(each, float("-inf")) for each in self._candidates]
         self._done += len(self._candidates)

@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from statistics import fmean
 from typing import TypeVar
 
@@ -72,8 +71,6 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
         "".join(delta.text for delta in deltas),
         [token for delta in deltas for token in delta.tokens],
         last.statistics,
-        sources=[source for delta in deltas for source in delta.sources],
-        logprobs=list(chain.from_iterable(delta.logprobs or () for delta in deltas)),
         prompt_logprobs=first.prompt_logprobs,
         finish=last.finish,
         stop_reason=last.stop_reason,
@@ -122,7 +119,7 @@ class MemberClient:
         likelihoods = [0.0] * len(texts)
         async with aclosing(self._answers(model, requests)) as answers:
             async for index, delta in answers:
-                tokens = [*(delta.prompt_logprobs or ()), *(delta.logprobs or ())][-len(texts[index]) :]
+                tokens = [*(delta.prompt_logprobs or ()), *delta.logprobs][-len(texts[index]) :]
                 likelihoods[index] = fmean(token.logprob for token in tokens)
         return likelihoods
 

@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from actors.coordinator.request import Delta, Request, Statistics
+from actors.wire.messages import Token
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
@@ -33,7 +34,7 @@ class Assistant(FakeCoordinator):
         steps = [text[start : start + _STEP] for start in range(0, len(text), _STEP)]
         for number, piece in enumerate(steps, 1):
             finish = "stop" if number == len(steps) else "length" if number == request.params.max_tokens else None
-            sink(Delta(piece, [9], Statistics(steps=number, committed=number), ["plain"], finish=finish))  # type: ignore[arg-type]
+            sink(Delta(piece, [Token(9)], Statistics(steps=number, committed=number), finish=finish))  # type: ignore[arg-type]
             if finish:
                 return
 

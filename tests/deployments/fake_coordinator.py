@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from actors.coordinator.active_request import TextStream
 from actors.coordinator.request import Delta, Request, Statistics
-from actors.wire.messages import ReplicaAddress, Report, TokenSource
+from actors.wire.messages import ReplicaAddress, Report, Token, TokenSource
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
@@ -67,23 +67,19 @@ def answer(request: Request) -> list[Delta]:
         piece = text.add(tokens, finish)
         tokens = tokens[: piece.used]
         statistics += Statistics(steps=1, drafted=4, accepted=len(tokens) - 1, committed=len(tokens), missed=1, hits=1)
-        sources: list[TokenSource] = ["accepted"] * (len(tokens) - 1)
-        proposers: list[ProposerName] = ["drafter" if token % 2 else "ngram" for token in tokens[:-1]]
+        logprobs = [None if params.logprobs is None else fake_logprobs(token, params.logprobs) for token in tokens]
+        sources: list[TokenSource] = [*["accepted"] * (len(tokens) - 1), "recovered"]
+        proposers: list[ProposerName | None] = ["drafter" if token % 2 else "ngram" for token in tokens[:-1]]
         deltas.append(
             Delta(
                 piece.text,
-                tokens,
+                [*map(Token, tokens, sources, [*proposers, None], logprobs)],
                 statistics,
-                sources=[*sources, "recovered"],
-                logprobs=None
-                if params.logprobs is None
-                else [fake_logprobs(token, params.logprobs) for token in tokens],
                 prompt_logprobs=None
                 if params.prompt_logprobs is None or deltas
                 else [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]],
                 finish=piece.finish,
                 stop_reason=piece.stop_reason,
-                proposers=[*proposers, None],
             )
         )
     if params.prompt_attention:

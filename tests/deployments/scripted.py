@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from actors.coordinator.request import Delta, Request, Statistics
+from actors.wire.messages import Token
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{# <tool_call> #}{% for message in messages %}
@@ -26,4 +27,4 @@ class Scripted(FakeCoordinator):
         for start in range(0, len(self.text), 4):
             last = start + 4 >= len(self.text)
             statistics = Statistics(steps=start // 4 + 1, committed=start // 4 + 1)
-            sink(Delta(self.text[start : start + 4], [9], statistics, ["plain"], finish="stop" if last else None))
+            sink(Delta(self.text[start : start + 4], [Token(9)], statistics, finish="stop" if last else None))

@@ -64,7 +64,7 @@ def test_naive_and_contrastive_columns_are_those_of_a_direct_implementation(expe
     with Engine({name: ("target", runner) for name, runner in runners.items()}, LoopOptions()) as engine:
         for name, endpoint in endpoints.items():
             answers = engine.generate([Request(endpoint, prompt, params) for prompt in prompts])
-            texts = [[token for delta in answer for token in delta.tokens] for answer in answers]
+            texts = [[token for delta in answer for token in delta.token_ids] for answer in answers]
             assert texts == expected[name]
             for text in texts:
                 metrics = measure(text)

@@ -54,7 +54,7 @@ def requests_of(asked: list[Asked]) -> list[Request]:
 def assert_found(answer: list[Delta], expected: list[Hypothesis]) -> None:
     (best,) = answer
     actual = [best, *best.others]
-    assert [list(answer.tokens) for answer in actual] == [answer.tokens for answer in expected]
+    assert [answer.token_ids for answer in actual] == [answer.tokens for answer in expected]
     assert [answer.score for answer in actual] == pytest.approx([answer.score for answer in expected], abs=1e-4)
     assert [answer.finish for answer in actual] == [answer.finish for answer in expected]
     assert [answer.text for answer in actual] == [
@@ -75,7 +75,7 @@ def test_searches_beside_requests_with_drafts() -> None:
     for answer, beams in zip(mixed[::2], expected, strict=True):
         assert_found(answer, beams)
     for answer, before in zip(mixed[1::2], alone, strict=True):
-        assert [t for delta in answer for t in delta.tokens] == [t for delta in before for t in delta.tokens]
+        assert [t for delta in answer for t in delta.token_ids] == [t for delta in before for t in delta.token_ids]
     assert target.cache.free == 7
 
 
@@ -172,4 +172,4 @@ def test_a_search_that_ends_without_live_beams_has_log_probabilities() -> None:
     with Engine({"target": ("target", make_runner())}) as engine:
         answers = engine.generate(requests)
     for (answer,) in answers:
-        assert len(answer.logprobs or ()) == len(answer.tokens)
+        assert len(answer.logprobs) == len(answer.tokens)

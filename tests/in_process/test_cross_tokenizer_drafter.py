@@ -72,7 +72,7 @@ def rate(answers: Sequence[list[Delta]]) -> float:
 
 
 def outputs(answers: Sequence[list[Delta]]) -> list[list[int]]:
-    return [[token for delta in answer for token in delta.tokens] for answer in answers]
+    return [[token for delta in answer for token in delta.token_ids] for answer in answers]
 
 
 def without_drafts(requests: Sequence[Request]) -> list[Request]:

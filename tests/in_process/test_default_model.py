@@ -82,7 +82,7 @@ class DefaultModel:
         prompts = [self.prompt(question) for question in questions]
         params = [SamplingParams(max_tokens=max_tokens, temperature=0, eos_token_ids=(2,))] * len(prompts)
         answers = self.answer(prompts, params)
-        outputs = [[token for delta in answer for token in delta.tokens] for answer in answers]
+        outputs = [[token for delta in answer for token in delta.token_ids] for answer in answers]
         expected = reference.generate(self.alone, prompts, params)
         reference.assert_same(self.alone, prompts, params, outputs, expected)
         return sum(answer[-1].statistics.accepted for answer in answers)

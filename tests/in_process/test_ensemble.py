@@ -89,7 +89,7 @@ def params(i: int, **more: Any) -> SamplingParams:
 
 
 def tokens(answer: list[Delta]) -> list[int]:
-    return [token for delta in answer for token in delta.tokens]
+    return [token for delta in answer for token in delta.token_ids]
 
 
 @torch.no_grad()
@@ -227,7 +227,7 @@ def test_answers_tell_what_members_thought_of_each_token() -> None:
     endpoint = ensemble(BlendParams(weights=(3, 1)), drafter="drafter", report_contributions=True)
     with running(runner=SlowRunner) as engine:
         answer = list(engine.stream(Request(endpoint, PROMPTS[2], params(1))))
-    views = [view for delta in answer for view in delta.views or ()]
+    views = [token.views for delta in answer for token in delta.tokens]
     text = [*PROMPTS[2], *tokens(answer)]
     begin = len(PROMPTS[2]) - 1
     assert len(views) == len(text) - begin - 1

@@ -69,7 +69,7 @@ class Bundle:
     def check(self, requests: Sequence[Request], answers: Sequence[list[Delta]]) -> None:
         """Check the answers' tokens against `generate`, and their text and finish reason against the tokens."""
         params = [request.params for request in requests]
-        outputs = [[token for delta in answer for token in delta.tokens] for answer in answers]
+        outputs = [[token for delta in answer for token in delta.token_ids] for answer in answers]
         reference.assert_same(self.target, self.prompts[: len(params)], params, outputs, self.expected(params))
         for answer, output in zip(answers, outputs, strict=True):
             assert "".join(delta.text for delta in answer) == self.decode(output)
@@ -251,7 +251,7 @@ def test_cancelled_requests_leave_the_others_alone_and_free_their_slots(bundle: 
         wait_until_idle(engine)
     params = [request.params for request in requests]
     expected = bundle.expected(params)
-    outputs = [[token for delta in answer for token in delta.tokens] for answer in answers]
+    outputs = [[token for delta in answer for token in delta.token_ids] for answer in answers]
     for i, output in enumerate(outputs):
         if i not in kept:
             assert len(output) < 48

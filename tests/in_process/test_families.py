@@ -198,7 +198,7 @@ def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
             for prompt, answer in zip(
                 prompts, engine.generate([Request(endpoint, prompt, params) for prompt in prompts]), strict=True
             ):
-                tokens = [token for delta in answer for token in delta.tokens]
+                tokens = [token for delta in answer for token in delta.token_ids]
                 assert tokens == checked.expected([*prompt, *tokens])[len(prompt) - 1 : -1].argmax(-1).tolist()
                 drafted += answer[-1].statistics.drafted
 

@@ -208,7 +208,7 @@ def test_statistics_and_tokens_name_the_proposers() -> None:
         assert sum(statistics.drafted_by.values()) == statistics.drafted
         assert sum(statistics.accepted_by.values()) == statistics.accepted > 0
         assert json.loads(json.dumps(asdict(statistics)))["accepted_by"] == statistics.accepted_by  # for reports
-        names = [name for delta in answer for name in delta.proposers if name is not None]
+        names = [token.proposer for delta in answer for token in delta.tokens if token.proposer is not None]
         assert {name: names.count(name) for name in set(names)} == {
             name: count for name, count in statistics.accepted_by.items() if count
         }

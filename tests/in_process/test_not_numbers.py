@@ -65,7 +65,7 @@ def error_of(answer: list[Delta]) -> str:
 
 def tokens_of(answer: list[Delta]) -> list[int]:
     assert answer[-1].error is None
-    return [token for delta in answer for token in delta.tokens]
+    return [token for delta in answer for token in delta.token_ids]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

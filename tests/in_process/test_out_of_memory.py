@@ -94,8 +94,8 @@ def requests() -> list[Request]:
 def texts(answers: list[list[Delta]]) -> list[object]:
     return [
         [
-            [token for delta in answer for token in delta.tokens],
-            [other.tokens for other in answer[-1].others],
+            [token for delta in answer for token in delta.token_ids],
+            [other.token_ids for other in answer[-1].others],
             [token.token for token in answer[0].prompt_logprobs or ()],
             answer[-1].finish,
         ]

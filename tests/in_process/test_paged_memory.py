@@ -53,11 +53,11 @@ def running(*, slots: int, pages: int | None = None) -> Iterator[tuple[Engine, d
 
 
 def tokens_of(answer: Iterable[Delta]) -> list[int]:
-    return [token for delta in answer for token in delta.tokens]
+    return [token for delta in answer for token in delta.token_ids]
 
 
 def texts(answers: list[list[Delta]]) -> list[object]:
-    return [(tokens_of(answer), [other.tokens for other in answer[-1].others]) for answer in answers]
+    return [(tokens_of(answer), [other.token_ids for other in answer[-1].others]) for answer in answers]
 
 
 def requests() -> list[Request]:

@@ -109,7 +109,7 @@ def mixed(**more: Any) -> list[Request]:
 
 
 def tokens(answers: Sequence[list[Delta]]) -> list[list[int]]:
-    return [[token for delta in answer for token in delta.tokens] for answer in answers]
+    return [[token for delta in answer for token in delta.token_ids] for answer in answers]
 
 
 def alone(requests: Sequence[Request]) -> list[list[int]]:
@@ -186,7 +186,7 @@ def test_logprobs_are_those_of_a_plain_forward(drafter: str | None, setting: dic
     with running() as engine:
         answers = engine.generate(asked)
     for request, answer in zip(asked, answers, strict=True):
-        generated = [logprob for delta in answer for logprob in delta.logprobs or ()]
+        generated = [logprob for delta in answer for logprob in delta.logprobs]
         prompt_found = answer[0].prompt_logprobs
         assert prompt_found is not None
         assert all(delta.prompt_logprobs is None for delta in answer[1:])
@@ -220,7 +220,7 @@ def test_sources_tell_how_each_token_came() -> None:
     request = Request(endpoint(), PROMPTS[1], params({}, 1))
     with running() as engine:
         answer = list(engine.stream(request))
-    sources = [source for delta in answer for source in delta.sources]
+    sources = [token.source for delta in answer for token in delta.tokens]
     assert len(sources) == len(tokens([answer])[0])
     statistics = answer[-1].statistics
     assert sources.count("accepted") == statistics.accepted

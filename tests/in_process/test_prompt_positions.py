@@ -85,11 +85,11 @@ def test_answers_are_those_at_the_original_positions(
     shortened = [Request(endpoint, prompt, params, prompt_positions=kept) for prompt, kept in prompts]
     whole = [Request(endpoint, prompt, params) for prompt, _ in prompts]
     answers = engine.generate([*whole, *shortened])
-    texts = [[token for delta in answer for token in delta.tokens] for answer in answers[len(whole) :]]
+    texts = [[token for delta in answer for token in delta.token_ids] for answer in answers[len(whole) :]]
     assert texts == [write(models["target"], prompt, kept, TOKENS) for prompt, kept in prompts]
     again = engine.generate([Request(endpoint, prompt, params) for prompt, _ in prompts])
-    expected = [[token for delta in answer for token in delta.tokens] for answer in answers[: len(whole)]]
-    assert [[token for delta in answer for token in delta.tokens] for answer in again] == expected
+    expected = [[token for delta in answer for token in delta.token_ids] for answer in answers[: len(whole)]]
+    assert [[token for delta in answer for token in delta.token_ids] for answer in again] == expected
 
 
 def test_a_row_that_moves_goes_on_at_the_same_positions(

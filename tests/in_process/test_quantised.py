@@ -57,7 +57,7 @@ def params() -> SamplingParams:
 
 
 def tokens(deltas: list[Delta]) -> list[int]:
-    return [token for delta in deltas for token in delta.tokens]
+    return [token for delta in deltas for token in delta.token_ids]
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ def requests(endpoint: Endpoint) -> list[Request]:
 
 
 def texts(engine: Engine, asked: Sequence[Request]) -> list[list[int]]:
-    return [[token for delta in answer for token in delta.tokens] for answer in engine.generate(asked)]
+    return [[token for delta in answer for token in delta.token_ids] for answer in engine.generate(asked)]
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,6 @@ def test_beams_in_company_are_those_of_a_search_alone(runners: dict[str, Runner]
 
 def _beams(engine: Engine, asked: Sequence[Request]) -> list[list[list[int]]]:
     return [
-        [[token for delta in answer for token in delta.tokens], *(list(other.tokens) for other in answer[-1].others)]
+        [[token for delta in answer for token in delta.token_ids], *(other.token_ids for other in answer[-1].others)]
         for answer in engine.generate(asked)
     ]

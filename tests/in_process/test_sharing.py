@@ -50,7 +50,7 @@ def requests(seed: int, drafter: str | None) -> list[Request]:
 
 
 def tokens(engine: Engine, asked: list[Request]) -> list[list[int]]:
-    return [[token for delta in answer for token in delta.tokens] for answer in engine.generate(asked)]
+    return [[token for delta in answer for token in delta.token_ids] for answer in engine.generate(asked)]
 
 
 @pytest.mark.parametrize("seed", range(3))

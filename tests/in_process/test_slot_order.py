@@ -50,7 +50,7 @@ def turns(slots: int | dict[str, int], *, seed: int | None = None, pages: int | 
 
 
 def tokens(deltas: Sequence[Delta]) -> list[int]:
-    return [token for delta in deltas for token in delta.tokens]
+    return [token for delta in deltas for token in delta.token_ids]
 
 
 @pytest.mark.parametrize("slots", [1, 3])

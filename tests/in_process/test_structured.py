@@ -137,7 +137,7 @@ def answers(engine: Engine, wanted: Sequence[SamplingParams], *, speculate: bool
 
 
 def tokens(answer: list[Delta]) -> list[int]:
-    return [token for delta in answer for token in delta.tokens]
+    return [token for delta in answer for token in delta.token_ids]
 
 
 def is_complete(structure: Structure, answer: list[Delta]) -> bool:

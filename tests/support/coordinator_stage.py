@@ -71,7 +71,7 @@ def admitted(messages: list[Message]) -> list[list[int]]:
 
 
 def tokens_of(deltas: list[Delta]) -> list[int]:
-    return [token for delta in deltas for token in delta.tokens]
+    return [token for delta in deltas for token in delta.token_ids]
 
 
 def reports(*request_ids: int, drafter: str | None = "d1") -> Report:

@@ -61,7 +61,7 @@ class ChatWriter(AnswerWriter):
 
     def _reasoning_tokens(self) -> int:
         return sum(
-            reasoning_tokens(turn.reasoning, choice.whole().tokens, self._decoder)
+            reasoning_tokens(turn.reasoning, choice.whole().token_ids, self._decoder)
             for turn, choice in zip(self._turns, self._choices, strict=True)
         )
 

@@ -58,7 +58,7 @@ class ResponsesWriter(ItemWriter):
             "input_tokens_details": {"cached_tokens": statistics.cached},
             "output_tokens": statistics.committed,
             "output_tokens_details": {
-                "reasoning_tokens": reasoning_tokens(reasoning, self._choice.whole().tokens, self._decoder)
+                "reasoning_tokens": reasoning_tokens(reasoning, self._choice.whole().token_ids, self._decoder)
             },
             "total_tokens": self._prompt_tokens + statistics.committed,
         }
@@ -164,7 +164,7 @@ class _Message(_Item):
     def add(self, part: Part) -> Sequence[ItemEvent]:
         self._parts.append(part)
         fields = self._token_fields(part)
-        if not (part.text or (part.sources and "token_details" in fields)):
+        if not (part.text or (part.tokens and "token_details" in fields)):
             return []
         return [self._event("output_text.delta", content_index=0, delta=part.text, **fields)]
 

@@ -48,7 +48,7 @@ def test_text_streams(stage: Stage) -> None:
     stage.received("t1"), stage.received("d1")
     stage.say("t1", commit(3, 20, 0))
     assert stage.received("d1") == []  # the target sends it Advance
-    assert [(delta.text, list(delta.tokens), delta.finish) for delta in deltas] == [("ua", [20, 0], None)]
+    assert [(delta.text, delta.token_ids, delta.finish) for delta in deltas] == [("ua", [20, 0], None)]
     stage.say("t1", commit(5, 1, finish="length"))
     assert (deltas[-1].text, deltas[-1].finish) == ("b", "length")
     assert stage.received("d1") == stage.received("t1") == [Cancel(1)]

@@ -41,7 +41,7 @@ def test_deltas_add_up_to_the_text() -> None:
     deltas = [commit(active, tokens[start : start + 3]) for start in range(0, len(tokens), 3)]
     deltas.append(commit(active, encode("."), "length"))
     assert "".join(delta.text for delta in deltas) == text + "."
-    assert [token for delta in deltas for token in delta.tokens] == [*tokens, *encode(".")]
+    assert [token for delta in deltas for token in delta.token_ids] == [*tokens, *encode(".")]
     assert (deltas[-1].finish, deltas[-2].finish) == ("length", None)
 
 
@@ -51,7 +51,7 @@ def test_a_stop_string_ends_the_text_in_the_midst_of_a_step() -> None:
     last = commit(active, encode("\nb and more"), "length")
     assert first.text + last.text == "a"
     assert last.finish == "stop"
-    assert list(last.tokens) == encode("\n")
+    assert last.token_ids == encode("\n")
     assert active.tokens == [*encode("the"), *encode("a\n"), *encode("\n")]
     assert last.statistics.committed == len(encode("a\n")) + 1
 

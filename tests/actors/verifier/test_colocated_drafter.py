@@ -61,7 +61,7 @@ def requests(settings: Sequence[dict[str, Any]], *, colocated: bool) -> list[Req
 
 def run(made: Engine, batch: Sequence[Request]) -> tuple[list[list[int]], Statistics]:
     answers = made.generate(batch)
-    texts = [[token for delta in answer for token in delta.tokens] for answer in answers]
+    texts = [[token for delta in answer for token in delta.token_ids] for answer in answers]
     return texts, sum((answer[-1].statistics for answer in answers), Statistics())
 
 

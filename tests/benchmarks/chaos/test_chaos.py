@@ -120,12 +120,12 @@ def test_replicas_die_and_hang_in_mid_stream_and_the_text_is_the_same(fleet: Fle
     endpoint = Endpoint("e", "target", "drafter", 4, lambda tokens: "")
     request = Request(endpoint, [5, 6, 7], SamplingParams(max_tokens=300, seed=7, temperature=1.2), request_id=1)
     undisturbed = [
-        token for delta in in_process.stream(fleet.coordinator, request, fleet.check) for token in delta.tokens
+        token for delta in in_process.stream(fleet.coordinator, request, fleet.check) for token in delta.token_ids
     ]
     tokens: list[int] = []
     stopped = None
     for count, delta in enumerate(in_process.stream(fleet.coordinator, request, fleet.check)):
-        tokens += delta.tokens
+        tokens += delta.token_ids
         if count == 10:
             fleet.ready("drafter")[0].signal(signal.SIGKILL)
         if count == 20:

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from actors.coordinator.active_request import TextStream
 from actors.coordinator.request import Delta, Request, Statistics
+from actors.wire.messages import Token
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.paths import ROOT
@@ -49,7 +50,7 @@ class Writer(FakeCoordinator):
             finish = "stop" if number == len(self._tokens) else None
             piece = text.add([token], finish)  # type: ignore[arg-type]
             statistics = Statistics(steps=number, committed=number)
-            sink(Delta(piece.text, [token], statistics, ["plain"], finish=piece.finish))
+            sink(Delta(piece.text, [Token(token)], statistics, finish=piece.finish))
 
 
 def config(folder: Path, template: object) -> ServerConfig:

@@ -7,10 +7,11 @@ from typing import cast
 import pytest
 
 from actors.coordinator.request import Delta, Request, Statistics
+from actors.wire.messages import Token
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import TokenLogprobs
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.parts import Part, reasoning_tokens
+from deployments.apis.parts import Part, TextToken, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.apis.responses.writer import ResponsesWriter
 from deployments.apis.writer import AnswerIdentity
@@ -19,14 +20,13 @@ from deployments.endpoints.endpoint import ServedEndpoint
 
 def parts(count: int) -> list[Part]:
     logprobs = TokenLogprobs(7, -1.0, 1, ())
-    return [Part("ab ", [index], ["ab "], [3 * index], ["plain"], logprobs=[logprobs]) for index in range(count)]
+    return [Part("ab ", [TextToken(Token(index, logprobs=logprobs), "ab ", 3 * index)]) for index in range(count)]
 
 
 def test_all_that_parts_tell_is_joined_in_order() -> None:
-    first, second = Part("a", [1], ["a"], [0], prompt_logprobs=[]), Part("b", [2, 3], ["b", ""], [1, 2], finish="stop")
-    assert Part.joined([first, second]) == Part(
-        "ab", [1, 2, 3], ["a", "b", ""], [0, 1, 2], [], [], [], [], prompt_logprobs=[], finish="stop"
-    )
+    tokens = [TextToken(Token(1), "a", 0), TextToken(Token(2), "b", 1), TextToken(Token(3), "", 2)]
+    first, second = Part("a", tokens[:1], prompt_logprobs=[]), Part("b", tokens[1:], finish="stop")
+    assert Part.joined([first, second]) == Part("ab", tokens, prompt_logprobs=[], finish="stop", echoed=[])
     assert Part.joined([]).text == ""
 
 
@@ -63,7 +63,9 @@ def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]
     assert writer.begin()
     pieces = ['[{"parameters": {"a": "', *["word "] * 300, '"}, "name": "f"}]']
     written = [
-        writer.add(0, Delta(text, [20], Statistics(committed=count), finish="stop" if count == len(pieces) else None))
+        writer.add(
+            0, Delta(text, [Token(20)], Statistics(committed=count), finish="stop" if count == len(pieces) else None)
+        )
         for count, text in enumerate(pieces, 1)
     ]
     assert not any(written[:-1])

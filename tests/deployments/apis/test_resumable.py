@@ -45,12 +45,9 @@ def _joined(deltas: list[Delta]) -> Delta:
         "".join(delta.text for delta in deltas),
         [token for delta in deltas for token in delta.tokens],
         last.statistics,
-        [source for delta in deltas for source in delta.sources],
-        None if last.logprobs is None else [logprob for delta in deltas for logprob in delta.logprobs or ()],
         deltas[0].prompt_logprobs,
         last.finish,
         stop_reason=last.stop_reason,
-        proposers=[proposer for delta in deltas for proposer in delta.proposers],
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from actors.coordinator.request import Delta, Statistics
+from actors.wire.messages import Token
 from decoding.errors import ConsortError
 from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 
@@ -27,7 +28,7 @@ class Clock:
 
 
 def delta(text: str = "a", **more: object) -> Delta:
-    return Delta(text, [1], Statistics(), **more)  # type: ignore[arg-type]
+    return Delta(text, [Token(1)], Statistics(), **more)  # type: ignore[arg-type]
 
 
 def paced(streams: int = TWO) -> DeltaQueue:

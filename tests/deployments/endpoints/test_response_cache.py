@@ -6,7 +6,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
-from actors.wire.messages import MemberShare
+from actors.wire.messages import MemberShare, MemberView, Token
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import TokenLogprobs
@@ -24,7 +24,8 @@ def request(*prompt: int, seeded: bool = False, **params: Any) -> Request:
 
 
 def answer(*tokens: int, **last: Any) -> list[Delta]:
-    return [Delta("a", tokens[:-1], Statistics()), Delta("b", tokens[-1:], Statistics(), **{"finish": "stop"} | last)]
+    *first, second = map(Token, tokens)
+    return [Delta("a", first, Statistics()), Delta("b", [second], Statistics(), **{"finish": "stop"} | last)]
 
 
 def test_what_was_answered_is_found_again() -> None:
@@ -51,12 +52,20 @@ def test_the_oldest_answers_go_first() -> None:
 def test_what_is_reported_of_tokens_counts() -> None:
     """The bound is one of memory: a token with 20 log-probabilities takes 20 times as much as one without."""
     top = TokenLogprobs(3, -1.0, 1, tuple((token, -2.0) for token in range(20)))
-    shares: Any = [[None, None]]
-    prompt: Any = {"prompt_logprobs": [top], "views": shares}
+    shares = tuple(MemberView(name, -1.0, True, 0.5) for name in ("a", "b"))
+    likely, blended = Token(4, logprobs=top), Token(4, views=shares)
+    others = [Delta("", [Token(5), Token(6), Token(7)], Statistics())]
     cache = ResponseCache(1000)
-    for index, more in enumerate(({}, {"logprobs": [top]}, prompt, {"others": [Delta("", (5, 6, 7), Statistics())]})):
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"tokens": [likely]},
+        {"prompt_logprobs": [top], "tokens": [blended]},
+        {"others": others},
+    ]
+    for index, more in enumerate(kinds):
         before = cache.tokens
-        cache.put(request(index, 2), answer(3, 4, **more))
+        first, last = answer(3, 4)
+        cache.put(request(index, 2), [first, replace(last, **more)])
         assert cache.tokens - before == 4 + (0, 20, 20 + 2, 3)[index]
 
 

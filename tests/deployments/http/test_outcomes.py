@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from actors.coordinator.request import Delta, Request, Statistics
+from actors.wire.messages import Token
 from decoding.errors import DeadlineError, UnavailableError
 from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
@@ -97,7 +98,7 @@ class Failing(FakeCoordinator):
 
     def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
         for text in ("a", "b"):
-            sink(Delta(text, [9], Statistics(steps=1, committed=1), ["plain"]))
+            sink(Delta(text, [Token(9)], Statistics(steps=1, committed=1)))
         sink(Delta("", (), Statistics(), error=UnavailableError("the target is lost")))
 
 
@@ -168,7 +169,7 @@ class Silent(FakeCoordinator):
     """Sends the first delta and no other."""
 
     def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
-        sink(Delta("x", (7,), Statistics(steps=1, committed=1)))
+        sink(Delta("x", (Token(7),), Statistics(steps=1, committed=1)))
 
 
 @pytest.mark.parametrize("has_body", [False, True], ids=["in its body", "in the answer"])

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.coordinator.request import Delta, Request, Statistics
+from actors.wire.messages import Token
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.bounds import Limits
@@ -112,7 +113,7 @@ def test_a_prompts_tokens_are_counted_by_where_they_came_from(endpoints: dict[st
     metrics.record_arrival([request])
     metrics.record_start(request)
     for tokens in (1, 2):
-        metrics.record_delta(request, Delta("x", [7], Statistics(committed=tokens, cached=6)))
+        metrics.record_delta(request, Delta("x", [Token(7)], Statistics(committed=tokens, cached=6)))
     samples = [sample for family in metrics.families() for sample in family.samples]
     seen = {(sample.name.removeprefix("vllm:"), sample.labels.get("source")): sample.value for sample in samples}
     assert seen["prompt_tokens_by_source_total", "local_compute"] == 4
@@ -130,7 +131,7 @@ def test_preemptions_are_counted(endpoints: dict[str, ServedEndpoint]) -> None:
     (family,) = (family for family in metrics.families() if family.name == "vllm:num_preemptions")
     assert [sample.value for sample in family.samples if sample.name.endswith("_total")] == [0]  # so that it can rise
     for count in (0, 2, 2, 3):
-        metrics.record_delta(request, Delta("x", [7], Statistics(committed=1, preemptions=count)))
+        metrics.record_delta(request, Delta("x", [Token(7)], Statistics(committed=1, preemptions=count)))
     (family,) = (family for family in metrics.families() if family.name == "vllm:num_preemptions")
     assert [sample.value for sample in family.samples if sample.name.endswith("_total")] == [3]
 

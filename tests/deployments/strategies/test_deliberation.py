@@ -209,7 +209,7 @@ def test_scores_are_those_of_plain_forwards() -> None:
             pass
         events = deliberate(coordinator, StrategyOptions(kind="rerank", candidates=3), asked, list(models))
     result = outcome(events)
-    text = torch.tensor([[*asked.prompt, *result.delta.tokens]])
+    text = torch.tensor([[*asked.prompt, *result.delta.token_ids]])
     with torch.no_grad():
         likelihoods = [
             model(text).logits[0, 2:-1].log_softmax(-1).gather(-1, text[0, 3:, None]).mean().item()

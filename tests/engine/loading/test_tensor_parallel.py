@@ -41,7 +41,7 @@ def answers(target: Runner, drafter: Runner) -> tuple[list[list[int]], int]:
     with Engine({"target": ("target", target), "drafter": ("drafter", drafter)}, LoopOptions(adaptive=False)) as engine:
         answers = engine.generate(requests())
         drafter_steps = engine.loops["drafter"].times.steps
-    return [[token for delta in answer for token in delta.tokens] for answer in answers], drafter_steps
+    return [[token for delta in answer for token in delta.token_ids] for answer in answers], drafter_steps
 
 
 def whole(path: str) -> Runner:
