@@ -13,6 +13,7 @@ from typing import Any
 from actors.coordinator.request import Delta
 from decoding.errors import InvalidRequestError
 from deployments.apis.writer import AnswerIdentity, Writer
+from deployments.fields.generation import GenerationRequest
 from deployments.strategies.deliberation import Outcome, Progress
 
 LAST_EVENT_ID = "Last-Event-ID"
@@ -66,6 +67,24 @@ class EventId:
             for tokens, characters, ended in _CHOICE.findall(choices)
         ]
         return EventId(AnswerIdentity(answer_id, int(created, 16), int(seed, 16)), positions, int(events))
+
+
+def last_event(header: str | None, body: GenerationRequest, *, resumable: bool) -> EventId | None:
+    """Return the last event that the client has; None: it has none.
+
+    Raises:
+        InvalidRequestError: the header is no id of an event, or not of this request.
+    """
+    if header in (None, NO_EVENT):
+        return None
+    if not resumable:
+        raise InvalidRequestError(f"{LAST_EVENT_ID}: this answer can't go on after an event", field=LAST_EVENT_ID)
+    event = EventId.parse(header)
+    if body.seed is not None and body.seed_or_new() != event.identity.seed and body.seed != -1:
+        raise InvalidRequestError(
+            f"{LAST_EVENT_ID}: is of a request with the seed {event.identity.seed}", field=LAST_EVENT_ID
+        )
+    return event
 
 
 class ResumableWriter(Writer):

@@ -1,4 +1,4 @@
-"""Bounds of a request that depend on the model: reported tokens, tokens left to choose, structures it can follow."""
+"""Bounds of a request: answers, lengths, reported tokens, tokens left to choose, structures that can be followed."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -8,7 +8,7 @@ from functools import cache
 from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.request import Request
-from decoding.errors import ConfigError, InvalidRequestError
+from decoding.errors import ConfigError, ContextLengthError, InvalidRequestError
 from decoding.grammars.grammar import GrammarCompiler
 from decoding.sampling.params import SamplingParams, Structure
 from deployments.fields.generation import GenerationRequest
@@ -16,33 +16,64 @@ from engine.loading.tokenizers import structure_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobBudget:
-    """Bounds for each request."""
+class Bounds:
+    """How long the answers of an endpoint may be, and how much of their tokens they may report."""
 
+    context_length: int  # tokens, prompt and answer together
+    default_max_tokens: int | None = None  # of an answer, where neither the client nor the API names a number
     max_logprobs: int = 20  # most probable tokens per position
-    total: int = 500_000  # over all positions of answers and prompts; the details of a token count as one
+    total: int = 500_000  # reported over all positions of answers and prompts; the details of a token count as one
 
-    def answer_tokens(self, body: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int | None:
-        """Most tokens of each answer within this budget; None: any.
+    def answer_tokens(self, body: GenerationRequest, lengths: Sequence[int], whole_lengths: Sequence[int]) -> list[int]:
+        """Most tokens of the answers to each prompt: the client's limit, or the default within the context.
+
+        Args:
+            lengths: tokens of each prompt that are computed.
+            whole_lengths: the same, with those that compression left out.
 
         Raises:
-            InvalidRequestError: too many are asked for in each position, or for the prompts alone.
+            InvalidRequestError: a prompt is empty or too long, or too many tokens are to be reported.
         """
+        most = self._reportable(body, lengths)
+        return [self._answer_tokens(length, body, most) for length in whole_lengths]
+
+    def _answer_tokens(self, length: int, body: GenerationRequest, most: int | None) -> int:
+        field, wanted = body.prompt_field, body.wanted_max_tokens
+        room = self.context_length - length
+        if not length:
+            raise InvalidRequestError(f"{field}: should have at least one token.", field=field)
+        if room < 1:
+            raise ContextLengthError(
+                f"{field}: has {length} tokens, but should have 1 to {self.context_length - 1}.", field=field
+            )
+        if wanted is None:
+            return min(body.default_max_tokens or self.default_max_tokens or room, room, most or room)
+        if body.limit_is_upper_bound:
+            return min(wanted, room, most or room)
+        if wanted > room:
+            raise ContextLengthError(
+                f"{field} and max_tokens: {length} + {wanted} tokens don't fit into the context of "
+                f"{self.context_length}; set max_tokens to {room} or less, or shorten {field}.",
+                field="max_tokens",
+            )
+        return 1 if body.prompt_only else wanted  # a prompt's log-probabilities come with the first token
+
+    def _reportable(self, body: GenerationRequest, lengths: Sequence[int]) -> int | None:
+        """Most tokens of each answer that may be reported; None: any."""
         for field, count in ((body.logprobs_field, body.logprob_count), ("prompt_logprobs", body.prompt_logprob_count)):
             if (count or 0) > self.max_logprobs:
                 reason = f"{field}: should be at most {self.max_logprobs} (http.max_logprobs), not {count}."
                 raise InvalidRequestError(reason, field=field)
-        in_prompts = (
-            body.choices * sum(map(len, prompts)) * _tokens_per_position(body.prompt_logprob_count, details=body.echoes)
-        )
+        per_prompt_token = _tokens_per_position(body.prompt_logprob_count, details=body.echoes)
+        in_prompts = body.choices * sum(lengths) * per_prompt_token
         if in_prompts > self.total:
             raise self._too_many("prompt_logprobs", in_prompts)
         per_token = _tokens_per_position(body.logprob_count, details=bool(body.return_token_details))
         if per_token == 0:
             return None
-        most = (self.total - in_prompts) // (per_token * body.choices * len(prompts))
+        most = (self.total - in_prompts) // (per_token * body.choices * len(lengths))
         if most < 1 or (not body.limit_is_upper_bound and most < (body.wanted_max_tokens or 0)):
-            tokens = body.choices * len(prompts) * max(1, body.wanted_max_tokens or 0)
+            tokens = body.choices * len(lengths) * max(1, body.wanted_max_tokens or 0)
             raise self._too_many(body.logprobs_field, in_prompts + tokens * per_token, most)
         return most
 
@@ -53,6 +84,16 @@ class LogprobBudget:
             f"{self.total} are allowed. Ask for fewer, or {way}."
         )
         return InvalidRequestError(reason, field=field)
+
+
+def check_count(body: GenerationRequest, requests_per_answer: int, most: int) -> None:
+    """Raise InvalidRequestError if a body asks for more than `most` requests to models at once."""
+    count = body.prompt_count * body.choices * requests_per_answer
+    if count > most:
+        field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
+        raise InvalidRequestError(
+            f"{field}: {count} {what} are too many; at most {most} are taken at once.", field=field
+        )
 
 
 def count_reported_tokens(body: GenerationRequest, requests: Sequence[Request]) -> int:

@@ -9,8 +9,7 @@ from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
 from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import ProposerName
-from decoding.errors import ContextLengthError, InvalidRequestError, UnknownModelError
-from decoding.prompt_positions import PromptPositions
+from decoding.errors import InvalidRequestError, UnknownModelError
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.vocabulary import Compatibility
@@ -20,7 +19,7 @@ from deployments.apis.decoder import TokenDecoder
 from deployments.apis.messages.request import AnthropicConversation, CountTokensRequest, MessagesRequest, TokenCount
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.endpoints.bounds import LogprobBudget, StructureChecker, check_feasible
+from deployments.endpoints.bounds import Bounds, StructureChecker, check_feasible
 from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
 from deployments.fields.generation import GenerationRequest
@@ -38,17 +37,15 @@ class ServedEndpoint:
     config: EndpointConfig
     encoder: Encoder  # used by the tokenizing thread only
     token_decoder: TokenDecoder  # used by the threads that write answers
-    context_length: int  # tokens, prompt and answer together
+    bounds: Bounds
     eos_token_ids: tuple[int, ...]
     defaults: SamplingFields
     structures: StructureChecker
     strategy: StrategyOptions | None = None  # chooses among whole answers of the members; None: no choice
     through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # by model with other tokens
-    budget: LogprobBudget = field(default_factory=LogprobBudget)
     decode_turn: Callable[[list[int]], str] | None = None  # of the assistant, with the special tokens that delimit it
     compressor: Compressor | None = None  # None: prompts can't be compressed
     parent: str | None = None  # of an adapter: the endpoint that it belongs to
-    default_max_tokens: int | None = None  # of an answer, where the interface names no number
     max_adapters: int = 0  # that may belong to it, if some may be loaded at run time
 
     def with_adapter(self, adapter: Adapter) -> "ServedEndpoint":
@@ -64,6 +61,17 @@ class ServedEndpoint:
     @property
     def name(self) -> str:
         return self.endpoint.name
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.bounds.context_length
+
+    def may_resume(self, body: GenerationRequest) -> bool:
+        """Whether the answer is a stream whose text depends on the request and its seed alone, event by event."""
+        verification = body.verification or self.config.verification
+        is_stream = body.stream and isinstance(body, CompletionRequest | ChatRequest)
+        return bool(is_stream) and self.strategy is None and verification == "coupled"
 
     def token_reports(self) -> dict[str, str]:
         """How tokens fit the target's, in words, by model; models with the target's tokens are left out."""
@@ -85,22 +93,16 @@ class ServedEndpoint:
                 range or leaves no token; the chat template refuses the conversation.
         """
         prompts = self.prompts(body)
-        shortened = body.shortened_prompts
-        positions: list[PromptPositions | None] = [None] * len(prompts)
-        if shortened is not None:
-            positions = [prompt.positions for prompt in shortened]
+        kept = (
+            [None] * len(prompts) if body.shortened_prompts is None else [p.positions for p in body.shortened_prompts]
+        )
+        whole_lengths = [len(prompt) if p is None else p.length for prompt, p in zip(prompts, kept, strict=True)]
+        limits = self.bounds.answer_tokens(body, [len(prompt) for prompt in prompts], whole_lengths)
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
-        most = self.budget.answer_tokens(body, prompts)
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
         requests = [
-            replace(
-                self._request(
-                    prompt, body, sampling(self._max_tokens(kept.length if kept else len(prompt), body, most))
-                ),
-                cache_salt=cache_salt,
-                prompt_positions=kept,
-            )
-            for prompt, kept in zip(prompts, positions, strict=True)
+            replace(self._request(prompt, body, sampling(limit)), cache_salt=cache_salt, prompt_positions=positions)
+            for prompt, limit, positions in zip(prompts, limits, kept, strict=True)
         ]
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
@@ -236,31 +238,6 @@ class ServedEndpoint:
         if self.endpoint.members:
             raise InvalidRequestError("use_beam_search: ensembles don't search.", field="use_beam_search")
         return options
-
-    def _max_tokens(self, length: int, body: GenerationRequest, most: int | None) -> int:
-        """Limit of an answer's tokens: the client's, or the default within the context.
-
-        length: tokens of the whole prompt. most: the logprob budget's.
-        """
-        field, wanted = body.prompt_field, body.wanted_max_tokens
-        room = self.context_length - length
-        if not length:
-            raise InvalidRequestError(f"{field}: should have at least one token.", field=field)
-        if room < 1:
-            raise ContextLengthError(
-                f"{field}: has {length} tokens, but should have 1 to {self.context_length - 1}.", field=field
-            )
-        if wanted is None:
-            return min(body.default_max_tokens or self.default_max_tokens or room, room, most or room)
-        if body.limit_is_upper_bound:
-            return min(wanted, room, most or room)
-        if wanted > room:
-            raise ContextLengthError(
-                f"{field} and max_tokens: {length} + {wanted} tokens don't fit into the context of "
-                f"{self.context_length}; set max_tokens to {room} or less, or shorten {field}.",
-                field="max_tokens",
-            )
-        return 1 if body.prompt_only else wanted  # a prompt's log-probabilities come with the first token
 
 
 def _choice(request: Request, index: int) -> Request:

@@ -20,7 +20,7 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import locate
 from deployments.configuration.values import load_callable
-from deployments.endpoints.bounds import LogprobBudget, StructureChecker
+from deployments.endpoints.bounds import Bounds, StructureChecker
 from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -151,14 +151,12 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         config=endpoint,
         encoder=Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=length),
         token_decoder=TokenDecoder(tokenizer, vocab_size),
-        context_length=length,
+        bounds=Bounds(length, recommended.max_tokens, config.http.max_logprobs),
         eos_token_ids=eos_token_ids,
         defaults=endpoint.defaults.with_defaults(_sampling_fields(recommended)),
-        default_max_tokens=recommended.max_tokens,
         structures=StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
         strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
         through_text=through_text,
-        budget=LogprobBudget(config.http.max_logprobs),
         decode_turn=_turn_decoder(tokenizer, vocab_size),
         compressor=None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
         max_adapters=config.max_adapters_of(name),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.wire.messages import ReplicaAddress, Report
-from decoding.errors import ConsortError, InvalidRequestError, UnavailableError
+from decoding.errors import ConsortError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Room
 from deployments.admission.bounds import Limits
@@ -24,6 +24,7 @@ from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.messages.request import CountTokensRequest, TokenCount
 from deployments.configuration.api_keys import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
+from deployments.endpoints.bounds import check_count
 from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
@@ -176,11 +177,7 @@ class Service:
             InvalidRequestError: a field is wrong for this endpoint.
         """
         endpoint = self.endpoint(body.model)
-        count = body.prompt_count * body.choices * endpoint.requests_per_answer
-        if count > self._limits.max_requests:
-            field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
-            reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
-            raise InvalidRequestError(reason, field=field)
+        check_count(body, endpoint.requests_per_answer, self._limits.max_requests)
         salt = key.cache_salt(body.cache_salt)
         prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=salt)
         match body:

@@ -19,10 +19,9 @@ from actors.coordinator import request as actors_request
 from actors.coordinator.request import Delta
 from decoding.errors import ConsortError
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.resumable import LAST_EVENT_ID, ResumableWriter
+from deployments.apis.resumable import LAST_EVENT_ID, ResumableWriter, last_event
 from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.endpoints.bounds import count_reported_tokens
-from deployments.endpoints.resumption import last_event, may_resume
 from deployments.endpoints.service import EventBatch, Service, answer_events
 from deployments.fields.generation import GenerationRequest
 from deployments.http.head import resolve_model
@@ -63,7 +62,7 @@ async def answer(
     served = service.endpoint(body.model)
     state.endpoint, state.ignored = served.name, served.ignored_fields(body)
     last_id = request.headers.get(LAST_EVENT_ID)
-    resumable = last_id is not None and may_resume(body, served)
+    resumable = last_id is not None and served.may_resume(body)
     after = last_event(last_id, body, resumable=resumable)
     identity = AnswerIdentity.new(body.seed_or_new()) if after is None else after.identity
     requests = await service.prepare(body, seed=identity.seed, key=state.key)

@@ -8,7 +8,6 @@ from fastapi.testclient import TestClient
 
 from deployments.apis.choices import Answer
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.bounds import LogprobBudget
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -20,9 +19,10 @@ CHAT = {"model": "consort", "messages": [{"role": "user", "content": "x"}]}
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    budget = LogprobBudget(max_logprobs=5, total=100)
+    loaded = load_endpoints(load_config(TINY_CONFIG))
     endpoints = {
-        name: replace(served, budget=budget) for name, served in load_endpoints(load_config(TINY_CONFIG)).items()
+        name: replace(served, bounds=replace(served.bounds, max_logprobs=5, total=100))
+        for name, served in loaded.items()
     }
     coordinator: Any = FakeCoordinator()
     return TestClient(make_api(Service(endpoints, coordinator)))
