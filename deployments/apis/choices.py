@@ -11,7 +11,7 @@ from actors.coordinator.request import Delta, Request, Statistics
 from decoding.sampling.stopping import FinishReason
 from deployments.apis.decoder import TokenDecoder
 from deployments.apis.ensemble_details import EnsembleDetail, EnsembleTally, ProgressDetail, describe_progress
-from deployments.apis.errors import body_of
+from deployments.apis.errors import error_event
 from deployments.apis.parts import Choice, EchoedPrompt, Part
 from deployments.apis.sse import event as sse
 from deployments.apis.token_details import (
@@ -268,7 +268,7 @@ class AnswerWriter(Writer):
         return chunk + sse("[DONE]")
 
     def fail(self, error: Exception) -> str:
-        return sse(body_of(error).model_dump_json(), name="error")
+        return error_event(error, "openai")
 
     def whole(self) -> dict[str, Any]:
         returned = self._returned()

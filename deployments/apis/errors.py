@@ -1,14 +1,16 @@
-"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} under the right status."""
+"""Errors as the clients of each API expect them, in bodies under the right status and in streams."""
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from decoding.errors import (
     ConsortError,
@@ -19,6 +21,7 @@ from decoding.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from deployments.apis.sse import event, typed_event
 from deployments.fields.strict import first_problem, printable
 
 _LONGEST_MESSAGE = 2000  # characters; messages may quote what the client sent
@@ -32,6 +35,7 @@ _ANTHROPIC_TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
+Api = Literal["openai", "responses", "messages"]  # whose errors have a format of their own
 _logger = logging.getLogger(__name__)
 
 
@@ -87,20 +91,53 @@ def body_of(error: Exception) -> ErrorBody:
             return _body("Internal error; the server's log has more.", "server_error", code="internal_error")
 
 
-def anthropic_body(body: ErrorBody, status: int) -> dict[str, Any]:
-    """Return the error as Anthropic's clients expect it."""
+def api_of(path: str) -> Api:
+    """Return whose format of errors a path has. An endpoint's base URL may precede it."""
+    if path.endswith(("/v1/messages", "/v1/messages/count_tokens")):
+        return "messages"
+    return "responses" if path.endswith("/v1/responses") else "openai"
+
+
+def _messages_body(body: ErrorBody, status: int) -> dict[str, Any]:
     detail = body.error.model_dump() | {"type": _ANTHROPIC_TYPES.get(status, "invalid_request_error")}
     return {"type": "error", "error": detail}
 
 
-def refusal_response(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
+class ErrorResponse(JSONResponse):
+    """An error, in the format of the API that was asked."""
+
+    def __init__(self, body: ErrorBody, status: int, headers: Mapping[str, str] | None = None) -> None:
+        self._error = body
+        super().__init__(body.model_dump(), status, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if api_of(scope["path"]) == "messages":
+            self.body = self.render(_messages_body(self._error, self.status_code))
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
+def refusal_response(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ErrorResponse:
     """Response to a request that is refused whatever its body says: no key, too large."""
-    return JSONResponse(_body(message, "invalid_request_error", code=code).model_dump(), status, headers)
+    return ErrorResponse(_body(message, "invalid_request_error", code=code), status, headers)
 
 
-def error_response(error: Exception) -> JSONResponse:
+def error_response(error: Exception) -> ErrorResponse:
     """Response to a request that raised the error."""
-    return JSONResponse(body_of(error).model_dump(), status_of(error), _headers(error))
+    return ErrorResponse(body_of(error), status_of(error), _headers(error))
+
+
+def error_event(error: Exception, api: Api, *, sequence_number: int = 0) -> str:
+    """Server-sent event that ends a failed stream. sequence_number: of the event, for responses."""
+    body = body_of(error)
+    match api:
+        case "messages":
+            return typed_event(_messages_body(body, status_of(error)))
+        case "responses":
+            detail = body.error.model_dump(include={"code", "message", "param"})
+            return typed_event({"type": "error", "sequence_number": sequence_number, **detail})
+        case "openai":
+            return event(body.model_dump_json(), name="error")
 
 
 def install_error_handlers(api: FastAPI) -> None:
@@ -111,7 +148,7 @@ def install_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(HTTPException, _on_http_error)
 
 
-async def _on_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_error(request: Request, error: Exception) -> ErrorResponse:
     request.state.error = error
     status = status_of(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -127,22 +164,22 @@ def _headers(error: Exception) -> dict[str, str] | None:
             return None
 
 
-async def _on_invalid_body(_: Request, error: Exception) -> JSONResponse:
+async def _on_invalid_body(_: Request, error: Exception) -> ErrorResponse:
     assert isinstance(error, RequestValidationError)
     if isinstance(error.body, bytes):  # FastAPI parses JSON only under the right Content-Type
         message = "The body: should be JSON; send the header Content-Type: application/json"
-        return JSONResponse(_body(message, "invalid_request_error").model_dump(), HTTPStatus.BAD_REQUEST)
+        return ErrorResponse(_body(message, "invalid_request_error"), HTTPStatus.BAD_REQUEST)
     path, problem = first_problem(error.errors())
     field = path.removeprefix("body").removeprefix(".")
     message = f"{field or 'The body'}: {problem}"
-    return JSONResponse(_body(message, "invalid_request_error", field or None).model_dump(), HTTPStatus.BAD_REQUEST)
+    return ErrorResponse(_body(message, "invalid_request_error", field or None), HTTPStatus.BAD_REQUEST)
 
 
-async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_http_error(request: Request, error: Exception) -> ErrorResponse:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     body = _body(message, "invalid_request_error", code=HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
-    return JSONResponse(body.model_dump(), error.status_code, error.headers)
+    return ErrorResponse(body, error.status_code, error.headers)
 
 
 def _body(message: str, kind: str, field: str | None = None, code: str | None = None) -> ErrorBody:

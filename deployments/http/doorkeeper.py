@@ -15,15 +15,14 @@ from typing import get_args
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.wire.shared_memory import SharedOffer, attach, create
 from decoding.errors import Bound, OverloadedError
 from deployments.admission.key_bounds import Reached
-from deployments.apis.errors import anthropic_body, body_of, error_response
+from deployments.apis.errors import error_response
 from deployments.configuration.api_keys import secret_digest
-from deployments.http.head import authorization_of, is_anthropic, is_generating, on_start, request_id_of, with_header
+from deployments.http.head import authorization_of, is_generating, on_start, request_id_of, with_header
 
 PASSED = "x-consort-passed"  # request header: the proxy's random number, and the request's among those of its key
 BOARD = "x-consort-board"  # response header: the name of the coordinator's board
@@ -173,7 +172,9 @@ class Doorkeeper:
             key = self._key_of(headers)
             error = self._refusal(key) if "origin" not in headers else None  # browsers' need more headers
             if error is not None:
-                await _response(error, scope["path"], request_id_of(headers))(scope, receive, send)
+                response = error_response(error)
+                response.headers["X-Request-Id"] = request_id_of(headers)
+                await response(scope, receive, send)
                 return
             passed += str(self._count_passed(key))
         await self._app(with_header(scope, PASSED, passed), receive, on_start(send, self._take_board))
@@ -234,12 +235,3 @@ class Doorkeeper:
         else:
             board.proxy = self._proxy
             self._boards[name] = board
-
-
-def _response(error: OverloadedError, path: str, request_id: str) -> JSONResponse:
-    response = error_response(error)
-    if is_anthropic(path):
-        content = anthropic_body(body_of(error), response.status_code)
-        response = JSONResponse(content, response.status_code, {"Retry-After": str(error.retry_after_s)})
-    response.headers["X-Request-Id"] = request_id
-    return response

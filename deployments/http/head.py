@@ -12,7 +12,6 @@ from decoding.errors import InvalidRequestError
 
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 WORKING = (*GENERATING, "/tokenize", "/detokenize", "/compress", "/v1/messages/count_tokens")
-_ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 REQUEST_ID = "X-Request-Id"
 REQUEST_START = "x-request-start"  # when the request came to the proxy, as load balancers name it
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -28,11 +27,6 @@ def is_work(scope: Scope) -> bool:
 def is_generating(scope: Scope) -> bool:
     """Whether a request makes text."""
     return is_work(scope) and scope["path"].endswith(GENERATING)
-
-
-def is_anthropic(path: str) -> bool:
-    """Whether the path belongs to Anthropic's API, whose errors have another format."""
-    return path.endswith(_ANTHROPIC)
 
 
 class BaseUrls:

@@ -1,4 +1,4 @@
-"""How each request ended: for the access log, for the metrics, and as an error in the format of its API."""
+"""How each request ended: for the access log and for the metrics."""
 
 import json
 import logging
@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.apis.errors import ErrorBody, anthropic_body
-from deployments.http.head import is_anthropic, is_work, seconds_since_arrival
+from deployments.http.head import is_work, seconds_since_arrival
 from deployments.monitoring.metrics import Outcome
 
 Record = Callable[[str, str, Outcome], None]  # endpoint, name of the API key, outcome
@@ -106,31 +105,3 @@ def _outcome(status: int, error: Exception | None, *, has_ended: bool) -> Outcom
         return Outcome()
     default = "invalid_request" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "internal_error"
     return Outcome(_REASONS.get(HTTPStatus(status), default))
-
-
-class AnthropicErrors:
-    """ASGI middleware that rewrites errors of Anthropic's API in its format, wherever they arise."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not is_anthropic(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        start: Message | None = None
-
-        async def send_on(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                start = message  # its length changes with the body
-                return
-            if start is not None:
-                error = ErrorBody.model_validate_json(message["body"])
-                body = json.dumps(anthropic_body(error, start["status"])).encode()
-                MutableHeaders(scope=start)["Content-Length"] = str(len(body))
-                message = {"type": "http.response.body", "body": body}
-                await send(start)
-            await send(message)
-
-        await self._app(scope, receive, send_on)

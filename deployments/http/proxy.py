@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.loops.thread import return_idle_memory
 from decoding.errors import UnavailableError
-from deployments.apis.errors import anthropic_body, body_of, error_response, status_of
-from deployments.apis.sse import event, typed_event
+from deployments.apis.errors import api_of, error_event, error_response
 from deployments.http import connection
 from deployments.http.connection import seconds_unread
 from deployments.http.doorkeeper import Doorkeeper
@@ -25,7 +24,6 @@ from deployments.http.head import (
     REQUEST_START,
     WORKING,
     arrival_header,
-    is_anthropic,
     with_header,
 )
 
@@ -93,7 +91,7 @@ class CoordinatorLossMiddleware:
             refusal.headers[REQUEST_ID] = Headers(scope=scope).get(REQUEST_ID, "")  # Serve has set it
             await refusal(scope, receive, send)
         elif response.is_stream:
-            await send({"type": "http.response.body", "body": _last_event(scope["path"]).encode()})
+            await send({"type": "http.response.body", "body": error_event(_LOST, api_of(scope["path"])).encode()})
 
 
 class _Body:
@@ -200,14 +198,3 @@ def _is_stream(message: Message) -> bool:
 def _is_repeatable(scope: Scope) -> bool:
     """Whether the request changes nothing on the server."""
     return scope["method"] in ("GET", "HEAD") or scope["path"].endswith(WORKING)
-
-
-def _last_event(path: str) -> str:
-    """Error event in the format of the path's streams."""
-    body = body_of(_LOST)
-    if is_anthropic(path):
-        return typed_event(anthropic_body(body, status_of(_LOST)))
-    if not path.endswith("/v1/responses"):
-        return event(body.model_dump_json(), name="error")
-    fields = body.error.model_dump(include={"code", "message", "param"})
-    return typed_event({"type": "error", "sequence_number": 0, **fields})

@@ -38,7 +38,7 @@ from deployments.http.bodies import EarlyRefusal, SmallBodyRoute, large_body_rou
 from deployments.http.drain import Drain, DrainMiddleware
 from deployments.http.gate import Gate, HostCheck, cors_options
 from deployments.http.head import GENERATING, BaseUrls, base_url_names, resolve_model
-from deployments.http.outcomes import AnthropicErrors, OutcomeMiddleware
+from deployments.http.outcomes import OutcomeMiddleware
 from deployments.http.page import add_page
 from deployments.http.status import AskOthers, AskPlacements, add_status_routes
 
@@ -98,7 +98,6 @@ def make_api(
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
     api.add_middleware(OutcomeMiddleware, record=service.metrics.record_outcome, endpoints=service.endpoints)
-    api.add_middleware(AnthropicErrors)
     api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
     if allowed_hosts is not None:
         api.add_middleware(HostCheck, allowed=allowed_hosts)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from actors.coordinator.request import Request
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.errors import anthropic_body, body_of, status_of
+from deployments.apis.errors import error_event
 from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
 from deployments.apis.messages.request import MessagesRequest
@@ -44,7 +44,7 @@ class MessagesWriter(ItemWriter):
         )
 
     def fail(self, error: Exception) -> str:
-        return typed_event(anthropic_body(body_of(error), status_of(error)))
+        return error_event(error, "messages")
 
     def whole(self) -> dict[str, Any]:
         return {**self._message(self._stop_reason()), **self._extras()}

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from actors.coordinator.request import Request
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.errors import body_of
+from deployments.apis.errors import error_event
 from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
 from deployments.apis.parser import AnswerStream
@@ -47,8 +47,7 @@ class ResponsesWriter(ItemWriter):
         return self._write([(f"response.{whole['status']}", {"response": whole})])
 
     def fail(self, error: Exception) -> str:
-        problem = body_of(error).error
-        return self._write([("error", {"code": problem.code, "message": problem.message, "param": problem.param})])
+        return error_event(error, "responses", sequence_number=self._sequence)
 
     def whole(self) -> dict[str, Any]:
         statistics = self._choice.statistics
