@@ -1,6 +1,6 @@
 """What models demand, and which of them gets which GPUs, or which share of one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,7 +94,7 @@ def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare
     for demand in [*answering, *(demand for demand in unset if demand.drafts_for is not None)]:
         if demand.processes <= len(left):
             taken, left[:] = left[: demand.processes], left[demand.processes :]
-            devices[demand.name] = DeviceShare(_indices(taken), 1, _least(taken))
+            devices[demand.name] = _share(taken, 1)
         elif demand.processes == 1 and demand.size is not None:
             roomy = [rest for gpu, rest in rests.items() if demand.weights_bytes <= rest * gpu.free_bytes * USABLE]
             if rest := max(roomy, default=0):
@@ -109,8 +109,7 @@ def _requested(demand: Demand, amount: float, left: list[Gpu], rests: dict[Gpu, 
     else:
         count = min(int(amount * demand.processes), len(left))
         taken, left[:] = left[:count], left[count:]
-    free = int(_least(taken) * min(amount, 1)) if taken else None
-    return DeviceShare(_indices(taken), amount, free, shared=amount < 1)
+    return _share(taken, amount)
 
 
 def _take_parts(processes: int, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> list[Gpu]:
@@ -136,14 +135,9 @@ def _share_each(answering: Sequence[Demand], left: Sequence[Gpu]) -> dict[str, D
             "free; lower it, or the number of replicas"
         )
     sharers = -(-sum(demand.processes for demand in answering) // len(left))
-    fraction = _GPU_STEPS // sharers / _GPU_STEPS
-    free = int(_least(left) / sharers)
-    return {demand.name: DeviceShare(_indices(left), fraction, free, shared=True) for demand in answering}
+    return dict.fromkeys((demand.name for demand in answering), _share(left, _GPU_STEPS // sharers / _GPU_STEPS))
 
 
-def _indices(gpus: Iterable[Gpu]) -> tuple[int, ...]:
-    return tuple(gpu.index for gpu in gpus)
-
-
-def _least(gpus: Iterable[Gpu]) -> int:
-    return min(gpu.free_bytes for gpu in gpus)
+def _share(gpus: Sequence[Gpu], num_gpus: float) -> DeviceShare:
+    free_bytes = int(min(gpu.free_bytes for gpu in gpus) * min(num_gpus, 1)) if gpus else None
+    return DeviceShare(tuple(gpu.index for gpu in gpus), num_gpus, free_bytes, shared=num_gpus < 1)
