@@ -87,7 +87,6 @@ class TextStream:
         return len(self._tokens) >= self._params.min_tokens
 
     def _check_criteria(self, text: str) -> str | None:
-        """Return the name of the criterion that ends the answer here, if any."""
         if not self._criteria:
             return None
         self._text += text

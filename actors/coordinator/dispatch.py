@@ -1,7 +1,4 @@
-"""Assigns requests to replicas, releases them, and moves them off replicas that leave or hang.
-
-Sends messages to replicas only. Knows nothing of clients.
-"""
+"""Assigns requests to replicas, releases them, and moves them off replicas that leave or hang."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -88,14 +85,13 @@ class Dispatch:
             self.assign(active)
 
     def _leave(self, active: ActiveRequest, names: Iterable[str], now_s: float) -> None:
-        """Assign a new target because of these replicas. It counts as a loss, unless all are only withdrawn."""
+        """Assign a new target. That counts as a loss unless all these replicas are only withdrawn."""
         if all(self._replica_table.leaves_alive(name, now_s) for name in names):
             self._assign_again(active, now_s)
         else:
             self.replace_target(active, now_s)
 
     def _assign_again(self, active: ActiveRequest, now_s: float) -> None:
-        """Assign a new target although none was lost."""
         self.release(active, now_s)
         self.assign(active)
 
@@ -119,7 +115,7 @@ class Dispatch:
         self.announce_drafter(active)
 
     def announce_drafter(self, active: ActiveRequest) -> None:
-        """Tell the target which drafter the request has now."""
+        """Tell the target its present drafter."""
         if active.target is not None:
             self._outbox.put(active.target, AttachDrafter(active.request.request_id, active.drafter))
 
@@ -187,7 +183,6 @@ class Dispatch:
                 self._drop_member(active, name)
 
     def _replace_member(self, active: ActiveRequest, name: str, now_s: float) -> None:
-        """Drop a member that is gone if the quorum permits, else start again."""
         if self._can_drop(active, name):
             self._drop_member(active, name)
         else:

@@ -1,7 +1,7 @@
 """The coordinator: admits requests, assigns them to replicas, streams committed text, replaces lost replicas.
 
 It holds the authoritative state of a request: prompt, parameters, committed tokens. So any replica can be replaced at
-any time. It computes nothing on tensors and knows nothing of HTTP.
+any time.
 """
 
 import logging
@@ -142,7 +142,7 @@ class Coordinator:
         self._outbox.flush()
 
     def _discount_absence(self, since_s: float, now_s: float, *, usual_s: float) -> None:
-        """Don't blame replicas for silence if this process was stopped: the step took twice its usual maximum."""
+        """Ignore the replicas' silence while this process was suspended: the step took twice its usual maximum."""
         if now_s - since_s > 2 * usual_s:
             self._replica_table.discount_absence(now_s - since_s)
 
@@ -168,7 +168,6 @@ class Coordinator:
                 _log.warning("%s sent a %s, which is not for coordinators", peer, type(message).__name__)
 
     def _handle_end(self, active: ActiveRequest, peer: str, message: Beams | Failed) -> None:
-        """Handle that `peer` has ended its work on the request, with a result or without."""
         match message:
             case Beams() if active.target == peer:
                 with self._fail_if_undecodable(active):
@@ -188,7 +187,6 @@ class Coordinator:
             self._fail(active, UnavailableError(error))
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
-        """Append committed tokens and send the client their text."""
         if message.admission != active.admission or message.base + len(message.tokens) <= len(active.tokens):
             return  # a duplicate, or from before the request moved
         if message.base != len(active.tokens):  # a message was lost
@@ -245,7 +243,7 @@ class Coordinator:
             self._dispatch.announce_drafter(self._active[request_id])
 
     def _drop_drafter(self, active: ActiveRequest) -> None:
-        """Detach a drafter that failed or lost the request, and count that: after too many it gets no other."""
+        """Detach a drafter that failed or lost the request. After too many losses it gets no other."""
         active.drafters_lost += 1
         self._dispatch.detach_drafter(active)
 
@@ -290,7 +288,6 @@ class Coordinator:
         self._assign_waiting(now_s)
 
     def _disconnect_drained(self) -> None:
-        """Disconnect from leaving replicas that have none of our requests."""
         for name in self._replica_table.drained():
             if not any(active.has_member(name) for active in self._active.values()):
                 self._remove_replica(name)
@@ -315,7 +312,6 @@ class Coordinator:
                 self._outbox.put(name, Heartbeat())
 
     def _end_timed_out(self, now_s: float) -> None:
-        """End requests that have used up their time."""
         for active in list(self._active.values()):
             if active.has_timed_out(now_s):
                 reason = f"timeout_s: the request took longer than {active.request.timeout_s:g} s"
@@ -338,7 +334,7 @@ class Coordinator:
 
 
 class StepTally:
-    """The steps whose commits came in one turn. A step commits to a request once."""
+    """Tokens that each step computed and wrote, from the commits of a turn. A step commits to a request once."""
 
     def __init__(self, record: Callable[[str, int], None] | None) -> None:
         """record: called with the endpoint and the tokens of each step; None: nobody wants to know."""

@@ -1,4 +1,4 @@
-"""Replicas by model, load and signs of life: where requests go, and which should move. Sends nothing.
+"""Replicas by model, load and signs of life: where requests go, and which should move.
 
 A prompt goes to a target that has read its beginning. Prompts are known by hashes of a few of their prefixes, whose
 lengths grow by a quarter: some forty for 100 000 tokens.
@@ -176,8 +176,8 @@ class ReplicaTable:
         """Return the replica that has room and has read most of the prompt, of those the least loaded one.
 
         A long prefix is followed to a replica with up to _MAX_OVERLOAD times the mean load, a short one within the
-        mean. Between equals rendezvous hashing of the first page decides, so that coordinators that know nothing of
-        each other agree (Thaler and Ravishankar, 1998). A replica that seems to hang is the last resort.
+        mean. Between equals rendezvous hashing of the first page decides, so independent coordinators agree (Thaler and
+        Ravishankar, 1998). A replica that seems to hang is the last resort.
         """
         candidates = [replica for replica in self._replicas.values() if replica.model == model and not replica.leaving]
         if not candidates:

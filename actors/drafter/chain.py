@@ -1,7 +1,7 @@
 """Chains of several draft tokens per row, run without a round trip to the host for each token.
 
 A chain's state is in memory of the device, and a step changes it. On a GPU a step is one graph, which depends on the
-number of rows alone, and a chain of n tokens is n replays. This module knows no trees or messages.
+number of rows alone, and a chain of n tokens is n replays.
 """
 
 import math
@@ -105,7 +105,6 @@ class DraftChain:
         return state.chosen.read(len(starts), length)  # the only wait of the host
 
     def _record(self, packed: Tensor, count: int) -> None:
-        """Record a step of `count` rows."""
         assert self._runner.recorder is not None
         state = _State.of(copy_to(self._runner.device, packed).clone(), count)
         self._recorded[count] = state, self._runner.recorder.record(partial(self._step, state, frozenset(COMMON)))

@@ -198,7 +198,6 @@ class CrossTokenizerRow(DrafterRow):
         return True
 
     def _spell(self, tokens: Sequence[int]) -> bytes | None:
-        """Return the bytes of the drafter's tokens; None if a token is not text."""
         vocabulary = self.draft_mapping.drafter.vocabulary
         is_text = all(isinstance(vocabulary.meanings[token], bytes) for token in tokens)
         return vocabulary.decode_bytes(tokens) if is_text else None

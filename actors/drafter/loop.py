@@ -2,8 +2,7 @@
 
 It samples from its own distribution with the target's noise and parameters, so that its tokens tend to be the target's.
 With spare capacity it also drafts alternatives, the most probable first. Then the draft after a disagreement is at the
-target before the disagreement is known (Kumar, Dao, May, arXiv 2603.03251). It knows nothing of verification: the
-target sends the committed text.
+target before the disagreement is known (Kumar, Dao, May, arXiv 2603.03251).
 """
 
 import logging
@@ -134,7 +133,7 @@ class Drafter:
         return [row for row in self._rows if row.due]
 
     def _parts(self, shares: Shares) -> list[Shares]:
-        """Divide the shares into forwards. Chunks of prompts are in the same as all else, unless that is a chain."""
+        """Divide the shares into forwards. Only a chain needs one without chunks of prompts."""
         steps = [share for share in shares if not share.is_chunk]
         if not self._chain_length([share.row for share in steps]):
             return [shares]
@@ -258,13 +257,10 @@ class Drafter:
         """Commit an update's tokens, or ask for those before it. Raises UnavailableError if the row can't follow."""
         if message.tokens and not row.can_read(message.tokens):
             raise UnavailableError("the text has tokens beyond the drafter's")
-        if (
-            message.base > row.acknowledged_length
-        ):  # an earlier update was lost, or sent before this drafter was connected
-            self._mailbox.put(
-                row.target, ResendRequest(message.request_id, message.coordinator, row.acknowledged_length)
-            )
-        elif not message.tokens or message.base + len(message.tokens) > row.acknowledged_length:
+        known = row.acknowledged_length
+        if message.base > known:  # an earlier update was lost, or sent before this drafter was connected
+            self._mailbox.put(row.target, ResendRequest(message.request_id, message.coordinator, known))
+        elif not message.tokens or message.base + len(message.tokens) > known:
             row.look_ahead(message.draft_length)
             row.commit(message, self._calibrations[row.calibration_key])
 
@@ -326,7 +322,6 @@ def _mapped_scores(
 def _draw(
     rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor, batch: SamplingBatch
 ) -> list[DraftChoice]:
-    """Draw one token per node, with noise of the drafter's own."""
     processed = process(logits, batch)
     keys = [
         noise_key(row.params.seed, row.position_below(node), draft_stream(row.restarted_at))

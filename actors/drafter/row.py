@@ -182,18 +182,17 @@ class DrafterRow(Row):
         parents = [indices[node.parent] for node in nodes]
         tokens = [node.token for node in nodes]
         node_parents = [node.parent for node in nodes if node.parent is not None]
+        pairs = list(zip(nodes, node_parents, strict=True))
+        probabilities: list[float] | None = None
+        drawn_from: list[Distribution | None] | None = None
         if self.params.rejects:  # probabilities that depend on what was drawn would bias which drafts are verified
             drawn_from = [
-                _SAME if node not in leaves else parent.choice and parent.choice.drawn_from
-                for node, parent in zip(nodes, node_parents, strict=True)
+                _SAME if node not in leaves else parent.choice and parent.choice.drawn_from for node, parent in pairs
             ]
-            return Offer(
-                self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from, coordinator=self.key[0]
-            )
-        probabilities = [
-            node.probability / parent.probability for node, parent in zip(nodes, node_parents, strict=True)
-        ]
-        return Offer(self.key[1], len(self.tokens), tokens, parents, probabilities, coordinator=self.key[0])
+        else:
+            probabilities = [node.probability / parent.probability for node, parent in pairs]
+        coordinator, request_id = self.key
+        return Offer(request_id, len(self.tokens), tokens, parents, probabilities, drawn_from, coordinator)
 
     def commit(self, advance: Advance, calibration: RankCalibration) -> None:
         """Follow the committed text down the tree; start a new tree where it leaves this one."""

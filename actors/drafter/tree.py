@@ -1,7 +1,4 @@
-"""A drafter's tree of possible continuations: which node to run next, and which cache column each has.
-
-It knows nothing of models, requests or messages.
-"""
+"""A drafter's tree of possible continuations: which node to run next, and which cache column each has."""
 
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush

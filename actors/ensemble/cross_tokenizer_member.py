@@ -147,7 +147,6 @@ class CrossTokenizerMember(MemberRow):
 
     @property
     def _computed_readings(self) -> int:
-        """The number of readings computed in the steps so far."""
         return sum(map(len, self._logits))
 
 

@@ -1,7 +1,4 @@
-"""One request's ensemble, seen from its leader: its members, and the logits that came back in each round.
-
-Knows nothing of messages, links or how a blend is sampled.
-"""
+"""One request's ensemble, seen from its leader: its members, and the logits that came back in each round."""
 
 import math
 from collections.abc import Sequence

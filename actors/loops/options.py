@@ -1,4 +1,4 @@
-"""What a replica's loop is made with, beside its model and its link. Knows nothing of the loops themselves."""
+"""What a replica's loop is made with, beside its model and its link."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The rows of a model replica, each in a KV slot or waiting for one. Knows nothing of forwards.
+"""The rows of a model replica, each in a KV slot or waiting for one.
 
 Rows take over pages that others have computed, before they enter and while their own prompt is computed.
 """
@@ -152,7 +152,6 @@ class RowTable(Generic[R]):
         return failed
 
     def _take_grammars(self) -> list[tuple[R, BaseException]]:
-        """Give rows the grammars that were compiled. Return rows whose grammar failed, with the error."""
         failed: list[tuple[R, BaseException]] = []
         for row in self._waiting.values():
             if row.preparing is not None and row.preparing.done():
@@ -199,9 +198,9 @@ class RowTable(Generic[R]):
         return PageKeys(row.page_keys, row.tokens, count, self._cache.page_size, row.cache_salt)
 
     def _fill_slots(self, *, preempt: bool = False) -> None:
-        """Let rows enter in their order, and rows behind those that have no room use what is free until then.
+        """Let rows enter in order. Rows behind one without room use what is free meanwhile.
 
-        preempt: let others make room, if no row is in a forward or about to commit.
+        preempt: preempt rows that yield; only while no row is in a forward or about to commit.
         """
         yielding = [row for row in self._active.values() if row.may_yield] if preempt and self._waiting else []
         if not self._waiting or not (self._cache.free or yielding):
@@ -248,7 +247,7 @@ class RowTable(Generic[R]):
         return True
 
     def _has_room(self, row: R, leaving: Sequence[R]) -> bool:
-        """Whether there were slots and pages for the row, and one page for each other to grow, if some others left."""
+        """Whether the row would have its slots and pages, and each other row a page to grow, if some rows left."""
         slots = [slot for other in leaving for slot in other.slots]
         if self._cache.free + len(slots) < row.slots_needed:
             return False
@@ -270,7 +269,7 @@ class RowTable(Generic[R]):
         return not slots or self._fits(row, left + len(released), released)
 
     def _fits(self, row: R, left: int, released: Container[int] = ()) -> bool:
-        """Whether so many pages are enough for the row, with those that it shares. released: nobody's by then."""
+        """Whether `left` pages and those that it shares are enough for the row. released: pages that become free."""
         shared = -(-self._columns(row) // self._cache.page_size) - left
         keys = self._reusable_keys(row)
         return shared <= 0 or (shared <= len(keys) and self._cache.are_held(keys, shared, released))

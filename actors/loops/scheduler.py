@@ -1,7 +1,6 @@
 """Packs what rows have to run into forwards: which rows take part in a turn, and how many tokens each may run.
 
-When memory runs out, it schedules less, and later more again; when pages run out, the last row in order makes room. It
-knows nothing of models, messages or drafts.
+When memory runs out, it schedules less, and later more again. When pages run out, the last row in order makes room.
 """
 
 import logging

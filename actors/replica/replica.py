@@ -211,7 +211,6 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
 
 
 def _sum(sizes: Sequence[Bytes]) -> Bytes:
-    """Add bytes by device."""
     devices = {device for size in sizes for device in size}
     return {device: sum(size.get(device, 0) for size in sizes) for device in devices}
 

@@ -1,4 +1,4 @@
-"""The roles of a replica, and the loop of each. Knows nothing of processes or sockets."""
+"""The roles of a replica, and the loop of each."""
 
 from typing import Literal
 

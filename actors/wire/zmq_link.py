@@ -120,7 +120,6 @@ def _prepare(socket: zmq.Socket[bytes]) -> None:
 
 
 def _frames(messages: Sequence[Message]) -> list[bytes]:
-    """Encode a batch in frames of the permitted size."""
     body = _encoder.encode(messages)
     return [body[start : start + _FRAME_BYTES] for start in range(0, len(body), _FRAME_BYTES)]
 
@@ -280,7 +279,7 @@ class ConnectingZmqLink:
         return self._decode(self._peers[socket], frames)
 
     def _decode(self, sender: str, frames: Sequence[zmq.Frame]) -> list[Envelope]:
-        """Decode a batch, without the messages that only another version understands."""
+        """Decode a batch. Drop messages that only another version understands."""
         body = frames[0].buffer if len(frames) == 1 else b"".join(frame.buffer for frame in frames)
         try:
             return [(sender, message) for message in _decoder.decode(body)]
@@ -301,7 +300,6 @@ class ConnectingZmqLink:
             return None
 
     def _describe(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> str:
-        """Name the sender of a malformed batch, for the log."""
         return self._peers[socket]
 
     def wake(self) -> None:
