@@ -15,33 +15,26 @@ from torch.nn.functional import pad
 
 from decoding.sampling.history import Position, Positions
 from decoding.sampling.penalties import LogitBias, Penalties, TextTables
-from decoding.sampling.transfer import Span, TokenSet, copy_to, find_spans, tensor_on
+from decoding.sampling.transfer import TokenSet, copy_to, find_spans, tensor_on
+
+Constraint = Callable[[Tensor], None]  # changes the logits of P positions, [P, V] float32, in place
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AllowedTokens:
-    """`allowed_token_ids`: transformers' `prefix_allowed_tokens_fn` with a constant result.
+def allow_tokens(positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> Constraint | None:
+    """Allow `allowed_token_ids` only: transformers' `prefix_allowed_tokens_fn` with a constant result.
 
     If all allowed tokens are forbidden already, they get logit 0.
     """
+    spans = list(find_spans([position.history.allowed for position in positions], vocab_size, device))
 
-    spans: Sequence[Span]
-
-    @classmethod
-    def build(
-        cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str
-    ) -> "AllowedTokens | None":
-        """Build from P positions; None if none has any."""
-        spans = list(find_spans([position.history.allowed for position in positions], vocab_size, device))
-        return cls(spans) if spans else None
-
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        for start, end, tokens, _ in self.spans:
+    def apply_(logits: Tensor) -> None:
+        for start, end, tokens, _ in spans:
             rows = logits[start:end]
             kept = rows.index_select(1, tokens)  # [n, E]
             none_left = (kept == -inf).all(dim=-1, keepdim=True)
             rows.fill_(-inf).index_copy_(1, tokens, kept.masked_fill_(none_left, 0.0))
+
+    return apply_ if spans else None
 
 
 def forced_token(position: Position) -> int | None:
@@ -55,45 +48,33 @@ def forced_token(position: Position) -> int | None:
     return params.forced_bos_token_id if position.answer_length == 0 else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ForcedTokens:
-    """Gives the forced token logit 0, and all others −∞."""
+def force_tokens(positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> Constraint | None:
+    """Give a forced token logit 0, and all others −∞."""
+    forced = [(row, token) for row, token in enumerate(map(forced_token, positions)) if token is not None]
+    forced = [(row, token) for row, token in forced if token < vocab_size]
+    if not forced:
+        return None
+    rows, tokens = tensor_on(device, forced, torch.int64).unbind(1)  # [M] each
 
-    rows: Tensor  # [M] int64, in 0…P−1
-    tokens: Tensor  # [M] int64
+    def apply_(logits: Tensor) -> None:
+        logits[rows] = -inf
+        logits[rows, tokens] = 0.0
 
-    @classmethod
-    def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "ForcedTokens | None":
-        """Build from P positions; None if none has any."""
-        tokens = map(forced_token, positions)
-        forced = [(row, token) for row, token in enumerate(tokens) if token is not None and token < vocab_size]
-        return cls(*tensor_on(device, forced, torch.int64).T) if forced else None
-
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        logits[self.rows] = -inf
-        logits[self.rows, self.tokens] = 0.0
+    return apply_
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GrammarMasks:
-    """Tokens that the grammar of a structured answer allows."""
+def mask_by_grammar(positions: Sequence[Position], device: torch.device | str) -> Constraint | None:
+    """Allow what the grammar of a structured answer allows."""
+    masks = [(row, position.allowed) for row, position in enumerate(positions) if position.allowed is not None]
+    if not masks:
+        return None
+    rows = tensor_on(device, [row for row, _ in masks], torch.int64)  # [M]
+    words = copy_to(device, torch.stack([mask for _, mask in masks]))  # [M, W] int32, a bit per token
 
-    rows: Tensor  # [M] int64, in 0…P−1
-    words: Tensor  # [M, W] int32, a bit per token
+    def apply_(logits: Tensor) -> None:
+        logits[rows] = logits[rows].masked_fill_(~unpack_bits(words, logits.shape[-1]), -inf)
 
-    @classmethod
-    def build(cls, positions: Sequence[Position], device: torch.device | str) -> "GrammarMasks | None":
-        """Build from P positions; None if none has any."""
-        masks = [(row, position.allowed) for row, position in enumerate(positions) if position.allowed is not None]
-        if not masks:
-            return None
-        rows, words = zip(*masks, strict=True)
-        return cls(tensor_on(device, rows, torch.int64), copy_to(device, torch.stack(words)))
-
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        logits[self.rows] = logits[self.rows].masked_fill_(~unpack_bits(self.words, logits.shape[-1]), -inf)
+    return apply_
 
 
 def unpack_bits(words: Tensor, vocab_size: int) -> Tensor:
@@ -146,50 +127,36 @@ def begin_suppressed_tokens(position: Position) -> TokenSet | None:
     return position.history.begin_suppressed if position.answer_length == first_free else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bans:
-    """Sets the logits of tokens to −∞."""
+def ban_tokens(
+    changing: Sequence[Callable[[Position], Iterable[int]]],
+    lasting: Sequence[Callable[[Position], TokenSet | None]],
+    positions: Sequence[Position],
+    vocab_size: int,
+    device: torch.device | str,
+) -> Constraint | None:
+    """Forbid tokens. A drafter's vocabulary may lack some of them.
 
-    rows: Tensor  # [E] int64, in 0…P−1
-    tokens: Tensor  # [E] int64, in 0…V−1, one for each row
-    spans: Sequence[Span]
+    changing: functions above whose tokens depend on the text. lasting: those whose tokens the request names.
+    """
+    entries = [
+        (row, token)
+        for row, position in enumerate(positions)
+        for kind in changing
+        for token in kind(position)
+        if token < vocab_size
+    ]
+    sets = ([kind(position) for position in positions] for kind in lasting)
+    spans = [span for kind_sets in sets for span in find_spans(kind_sets, vocab_size, device)]
+    if not entries and not spans:
+        return None
+    rows, banned = tensor_on(device, entries, torch.int64).view(-1, 2).unbind(1)  # [E] each
 
-    @classmethod
-    def build(
-        cls,
-        changing: Sequence[Callable[[Position], Iterable[int]]],
-        lasting: Sequence[Callable[[Position], TokenSet | None]],
-        positions: Sequence[Position],
-        vocab_size: int,
-        device: torch.device | str,
-    ) -> "Bans | None":
-        """Build from P positions; None if no token is forbidden. A drafter's vocabulary may lack forbidden tokens.
-
-        changing: functions above whose tokens depend on the text. lasting: those whose tokens the request names.
-        """
-        entries = [
-            (row, token)
-            for row, position in enumerate(positions)
-            for kind in changing
-            for token in kind(position)
-            if token < vocab_size
-        ]
-        sets = ([kind(position) for position in positions] for kind in lasting)
-        spans = [span for kind_sets in sets for span in find_spans(kind_sets, vocab_size, device)]
-        if not entries and not spans:
-            return None
-        rows, tokens = tensor_on(device, entries, torch.int64).view(-1, 2).unbind(1)
-        return cls(rows, tokens, spans)
-
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        logits[self.rows, self.tokens] = -inf
-        for start, end, tokens, _ in self.spans:
+    def apply_(logits: Tensor) -> None:
+        logits[rows, banned] = -inf
+        for start, end, tokens, _ in spans:
             logits[start:end].index_fill_(1, tokens, -inf)
 
-
-_Penalty = LogitBias | Penalties
-_Constraint = Bans | AllowedTokens | ForcedTokens | GrammarMasks
+    return apply_
 
 
 def is_shaped(request: Positions) -> bool:
@@ -210,8 +177,8 @@ class Shaping:
     within it are −∞, its tokens are equally probable.
     """
 
-    penalties: Sequence[_Penalty]
-    constraints: Sequence[_Constraint]
+    penalties: Sequence[LogitBias | Penalties]
+    constraints: Sequence[Constraint]
     positions: Sequence[Position]  # [N]; [0] without constraints
     constrained: Tensor  # [M] int64, the positions at which a constraint may act
 
@@ -224,16 +191,16 @@ class Shaping:
             LogitBias.build(requests, vocab_size, device),
             Penalties.build(requests, vocab_size, device, tables),
         )
-        constraints: tuple[_Constraint | None, ...] = ()
+        constraints: tuple[Constraint | None, ...] = ()
         positions: list[Position] = []
         if any(map(_is_constrained, requests)):
             positions = [position for request in requests for position in request.singly()]
             constraints = (
-                Bans.build((repeated_ngrams, bad_words), (bad_tokens, early_end_tokens), positions, vocab_size, device),
-                AllowedTokens.build(positions, vocab_size, device),
-                ForcedTokens.build(positions, vocab_size, device),
-                Bans.build((), (suppressed_tokens, begin_suppressed_tokens), positions, vocab_size, device),
-                GrammarMasks.build(positions, device),
+                ban_tokens((repeated_ngrams, bad_words), (bad_tokens, early_end_tokens), positions, vocab_size, device),
+                allow_tokens(positions, vocab_size, device),
+                force_tokens(positions, vocab_size, device),
+                ban_tokens((), (suppressed_tokens, begin_suppressed_tokens), positions, vocab_size, device),
+                mask_by_grammar(positions, device),
             )
         acting = [step for step in penalties if step is not None], [step for step in constraints if step is not None]
         if not any(acting):
@@ -244,8 +211,10 @@ class Shaping:
     def __call__(self, logits: Tensor) -> Tensor:
         """Process logits, [N, V] float32; returns the same shape."""
         shaped = logits.clone()
-        for step in (*self.penalties, *self.constraints):
-            step.apply_(shaped)
+        for penalty in self.penalties:
+            penalty.apply_(shaped)
+        for constrain_ in self.constraints:
+            constrain_(shaped)
         if self.constraints:
             self._restore_(shaped, logits)
         return shaped

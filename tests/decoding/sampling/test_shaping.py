@@ -26,14 +26,14 @@ from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import probabilities, process, rank, sample
 from decoding.sampling.shaping import (
-    AllowedTokens,
-    Bans,
-    ForcedTokens,
-    GrammarMasks,
+    allow_tokens,
     bad_tokens,
     bad_words,
+    ban_tokens,
     begin_suppressed_tokens,
     early_end_tokens,
+    force_tokens,
+    mask_by_grammar,
     repeated_ngrams,
     suppressed_tokens,
 )
@@ -208,9 +208,9 @@ def test_what_a_request_names_is_not_gone_through_at_each_step(field: str, named
 
 def banned(positions: list[Position], logits: Tensor) -> Tensor:
     lasting = (bad_tokens, early_end_tokens, suppressed_tokens, begin_suppressed_tokens)
-    bans = Bans.build((repeated_ngrams, bad_words), lasting, positions, logits.shape[-1], "cpu")
-    if bans:
-        bans.apply_(logits)
+    ban_ = ban_tokens((repeated_ngrams, bad_words), lasting, positions, logits.shape[-1], "cpu")
+    if ban_:
+        ban_(logits)
     return logits
 
 
@@ -273,9 +273,9 @@ def test_allowed_tokens(data: st.DataObject, values: list[tuple[int, ...]]) -> N
             processor = PrefixConstrainedLogitsProcessor(always(value), 1)
             expected[row] = processor(torch.tensor([[0]]), logits[row : row + 1])
     params = [SamplingParams(max_tokens=9, allowed_token_ids=value) for value in values]
-    step = AllowedTokens.build([Position(History(setting, [0], 1)) for setting in params], VOCAB, "cpu")
-    if step:
-        step.apply_(logits)
+    constrain_ = allow_tokens([Position(History(setting, [0], 1)) for setting in params], VOCAB, "cpu")
+    if constrain_:
+        constrain_(logits)
     assert torch.equal(logits, expected)
 
 
@@ -293,9 +293,9 @@ def test_forced_tokens(data: st.DataObject, values: list[tuple[int | None, int |
             expected[row] = ForcedBOSTokenLogitsProcessor(first)(ids, expected[row : row + 1])
         if last is not None:
             expected[row] = ForcedEOSTokenLogitsProcessor(5, last)(ids, expected[row : row + 1])
-    step = ForcedTokens.build(positions, VOCAB, "cpu")
-    if step:
-        step.apply_(logits)
+    constrain_ = force_tokens(positions, VOCAB, "cpu")
+    if constrain_:
+        constrain_(logits)
     assert torch.equal(logits, expected)
 
 
@@ -313,7 +313,7 @@ def test_grammar_masks(data: st.DataObject, sets: list[set[int] | None]) -> None
             words = torch.tensor(bits, dtype=torch.int64).to(torch.int32)
             expected[row, [token for token in range(40) if token not in allowed | {32}]] = -torch.inf
         positions.append(Position(History(params, [0], 1), (), words))
-    step = GrammarMasks.build(positions, "cpu")
-    if step:
-        step.apply_(logits)
+    constrain_ = mask_by_grammar(positions, "cpu")
+    if constrain_:
+        constrain_(logits)
     assert torch.equal(logits, expected)
