@@ -9,7 +9,6 @@ from torch import Tensor
 
 from actors.wire.messages import Ensemble, MemberShare, MemberView, ReplicaAddress
 from decoding.blending.blend import (
-    BlendBatch,
     attribute_tokens,
     blend,
     keep_candidates,
@@ -265,7 +264,7 @@ def _blend(ensembles: Sequence[EnsembleRounds]) -> list[Tensor]:
         for ensemble, length in zip(ensembles, lengths, strict=True)
         for _ in range(length)
     ]
-    blended = blend(torch.stack(members), BlendBatch.build(positions, owns[0].device)).split(lengths)
+    blended = blend(torch.stack(members), positions).split(lengths)
     return [
         logits if chosen is None else rank_others_below(logits, own, chosen)
         for logits, own, chosen in zip(blended, owns, candidates, strict=True)

@@ -7,7 +7,6 @@ that of `contrastive`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -113,75 +112,43 @@ def scaled(expert: Tensor, amateur: Tensor, alpha: Tensor, beta: Tensor) -> Tens
     return contrast.masked_fill(_implausible(expert, alpha), _NEG_INF)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlendBatch:
-    """Weights and settings of N positions, grouped by kind of blend."""
+def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]]) -> Tensor:
+    """Return the target distribution's logits, [N, V] float32.
 
-    weights: Tensor  # [M, N] float32, 0 where the member is absent, 1 in total
-    threshold: Tensor  # [N] float32
-    alpha: Tensor  # [N] float32
-    beta: Tensor  # [N] float32
-    amateur_temperature: Tensor  # [N] float32
-    groups: tuple[tuple[str, Tensor], ...]  # kinds, and their positions, [n] int64; they cover 0…N−1
+    Args:
+        logits: [M, N, V] of any float type.
+        positions: [N] parameters, and which of the M members answered.
 
-    @classmethod
-    def build(
-        cls, positions: Sequence[tuple[BlendParams, Sequence[bool]]], device: torch.device | str = "cpu"
-    ) -> "BlendBatch":
-        """Build tensors on `device`. positions: [N] parameters, and which of the M members answered.
-
-        Raises:
-            InvalidRequestError: the parameters don't fit the members; the error names the field.
-            UnavailableError: too few members answered.
-        """
-        weights = [params.member_weights(present) for params, present in positions]
-        groups: dict[str, list[int]] = {}
-        for i, (params, _) in enumerate(positions):
-            groups.setdefault(_blend_kind(params, weights[i]), []).append(i)
-
-        def column(values: Sequence[float]) -> Tensor:
-            return tensor_on(device, values, torch.float32)
-
-        return cls(
-            weights=tensor_on(device, weights, torch.float32).T.contiguous(),
-            threshold=column([params.threshold for params, _ in positions]),
-            alpha=column([params.alpha for params, _ in positions]),
-            beta=column([params.beta for params, _ in positions]),
-            amateur_temperature=column([params.amateur_temperature for params, _ in positions]),
-            groups=tuple((kind, tensor_on(device, rows, torch.int64)) for kind, rows in groups.items()),
-        )
-
-    def select(self, positions: Tensor) -> "BlendBatch":
-        """Return the batch of some positions, without groups. positions: [n] int64."""
-        return BlendBatch(
-            weights=self.weights[:, positions],
-            threshold=self.threshold[positions],
-            alpha=self.alpha[positions],
-            beta=self.beta[positions],
-            amateur_temperature=self.amateur_temperature[positions],
-            groups=(),
-        )
-
-
-def blend(logits: Tensor, batch: BlendBatch) -> Tensor:
-    """Return the target distribution's logits, [N, V] float32. logits: [M, N, V] of any float type."""
-    logits = logits.float()
-    if len(batch.groups) == 1:
-        return _BLENDS[batch.groups[0][0]](logits, batch)
+    Raises:
+        InvalidRequestError: the parameters don't fit the members; the error names the field.
+        UnavailableError: too few members answered.
+    """
+    logits, device = logits.float(), logits.device
+    shares = [params.member_weights(present) for params, present in positions]
+    groups: dict[str, list[int]] = {}
+    for index, (params, _) in enumerate(positions):
+        groups.setdefault(_blend_kind(params, shares[index]), []).append(index)
+    weights = tensor_on(device, shares, torch.float32).T.contiguous()  # [M, N], 0 where absent, 1 in total
+    numbers = [(each.threshold, each.alpha, each.beta, each.amateur_temperature) for each, _ in positions]
+    settings = tensor_on(device, numbers, torch.float32).T.contiguous()  # [4, N]
+    if len(groups) == 1:
+        return _BLENDS[next(iter(groups))](logits, weights, *settings)
     blended = torch.empty_like(logits[0])
-    for kind, positions in batch.groups:
-        blended[positions] = _BLENDS[kind](logits[:, positions], batch.select(positions))
+    for kind, own in groups.items():
+        rows = tensor_on(device, own, torch.int64)
+        blended[rows] = _BLENDS[kind](logits[:, rows], weights[:, rows], *settings[:, rows])
     return blended
 
 
-_BLENDS: dict[str, Callable[[Tensor, BlendBatch], Tensor]] = {
-    "single": lambda logits, batch: logits[0],
-    "mixture": lambda logits, batch: mixture(logits, batch.weights),
-    "product": lambda logits, batch: product(logits, batch.weights),
-    "vote": lambda logits, batch: vote(logits, batch.weights),
-    "gated": lambda logits, batch: gated(logits, batch.weights, batch.threshold),
-    "difference": lambda logits, batch: difference(logits[0], logits[1], batch.alpha, batch.amateur_temperature),
-    "scaled": lambda logits, batch: scaled(logits[0], logits[1], batch.alpha, batch.beta),
+# Of logits, weights, threshold, alpha, beta and the amateur's temperature.
+_BLENDS: dict[str, Callable[..., Tensor]] = {
+    "single": lambda logits, *_: logits[0],
+    "mixture": lambda logits, weights, *_: mixture(logits, weights),
+    "product": lambda logits, weights, *_: product(logits, weights),
+    "vote": lambda logits, weights, *_: vote(logits, weights),
+    "gated": lambda logits, weights, threshold, *_: gated(logits, weights, threshold),
+    "difference": lambda logits, _, __, alpha, ___, temperature: difference(*logits, alpha, temperature),
+    "scaled": lambda logits, _, __, alpha, beta, ___: scaled(*logits, alpha, beta),
 }
 
 

@@ -6,7 +6,7 @@ configurations and its AutoTokenizer import them, so converted GGUF files do wit
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,11 @@ def load_sampling_defaults(
     An explicit `do_sample: false` means temperature 0; without it, the request decides.
     """
     config = _generation_config(path, revision, trust_remote_code=trust_remote_code)
-    return SamplingDefaults(
-        temperature=0.0 if config.do_sample is False else config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        min_p=config.min_p,
-        typical_p=config.typical_p,
-        repetition_penalty=config.repetition_penalty,
-        no_repeat_ngram_size=config.no_repeat_ngram_size,
-        max_tokens=config.max_new_tokens,
-    )
+    given = {field.name: getattr(config, field.name, None) for field in fields(SamplingDefaults)}
+    given["max_tokens"] = config.max_new_tokens
+    if config.do_sample is False:
+        given["temperature"] = 0.0
+    return SamplingDefaults(**given)
 
 
 def _generation_config(path: str, revision: str | None, *, trust_remote_code: bool) -> GenerationConfig:

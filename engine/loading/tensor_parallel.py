@@ -184,18 +184,13 @@ class ShardedRunner(Runner):
     """Rank 0's runner. The other ranks have plain runners of the same size, driven by `follow`."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        group: TensorParallelGroup,
-        *,
-        slots: int,
-        max_length: int,
-        max_query: int,
-        pages: int | None = None,
+        self, model: PreTrainedModel, group: TensorParallelGroup, *, pages: int | None = None, **size: int
     ) -> None:
-        super().__init__(model, slots=slots, max_length=max_length, max_query=max_query)
+        """size: as in `Runner`."""
+        super().__init__(model, **size)
         self._group = group
-        self.use_cache(_ShardedCache(group, slots=slots, capacity=self.cache.capacity, pages=pages))
+        slots, capacity = self.cache.slots, self.cache.capacity
+        self.use_cache(_ShardedCache(group, slots=slots, capacity=capacity, pages=pages))
 
     def logits(self, rows: Sequence[RowInput]) -> Tensor:
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)

@@ -16,7 +16,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from decoding.blending.blend import BlendBatch, blend
+from decoding.blending.blend import blend
 from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
@@ -133,12 +133,11 @@ CASES = [
 def check(bundle: Bundle, member: SlowMember, request: Request, answer: Sequence[int]) -> None:
     """Check each token, with one plain forward of the leader and one of the member per token."""
     params, options = request.params, request.endpoint.ensemble
-    batch = BlendBatch.build([(options.blend, [True, True])])
     text = [*request.prompt, *answer]
     with torch.no_grad():
         leader = bundle.target(torch.tensor([text])).logits[0]
     for position in range(len(request.prompt), len(text)):
-        scores = _target(leader[position - 1], member.say(text[:position], options.best_count), options, batch)
+        scores = _target(leader[position - 1], member.say(text[:position], options.best_count), options)
         if params.temperature:
             key = torch.tensor([noise_key(params.seed, position)], dtype=torch.int32)
             scores = scores / params.temperature + gumbel(key, len(scores))[0]
@@ -150,9 +149,7 @@ def check(bundle: Bundle, member: SlowMember, request: Request, answer: Sequence
     assert len(answer) == params.max_tokens or answer[-1] in params.eos_token_ids
 
 
-def _target(
-    own: Tensor, answer: tuple[Tensor, list[int]] | None, options: EnsembleOptions, batch: BlendBatch
-) -> Tensor:
+def _target(own: Tensor, answer: tuple[Tensor, list[int]] | None, options: EnsembleOptions) -> Tensor:
     if answer is None:
         return own
     other = answer[0].float()
@@ -162,7 +159,7 @@ def _target(
         own, other = (logits.masked_fill(ruled_out, -math.inf) for logits in (own, other))
     if other.amax() == -math.inf:
         other = torch.zeros_like(own) if options.blend.kind == "contrastive" else own
-    return blend(torch.stack([own, other])[:, None], batch)[0]
+    return blend(torch.stack([own, other])[:, None], [(options.blend, [True, True])])[0]
 
 
 @pytest.mark.parametrize(

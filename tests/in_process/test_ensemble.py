@@ -22,7 +22,7 @@ from actors.verifier.loop import Target
 from actors.verifier.row import TargetRow
 from actors.wire.link import LocalLink
 from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Message
-from decoding.blending.blend import BlendBatch, blend
+from decoding.blending.blend import blend
 from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import UnavailableError
 from decoding.sampling.noise import gumbel, noise_key
@@ -96,10 +96,9 @@ def tokens(answer: list[Delta]) -> list[int]:
 def reference(names: Sequence[str], options: BlendParams, prompt: Sequence[int], params: SamplingParams) -> list[int]:
     """Write a text with one plain forward of each member per token."""
     text = list(prompt)
-    batch = BlendBatch.build([(options, [True] * len(names))])
     for _ in range(params.max_tokens):
         logits = torch.stack([MODELS[name](torch.tensor([text])).logits[:, -1] for name in names])
-        scores = blend(logits, batch)[0]
+        scores = blend(logits, [(options, [True] * len(names))])[0]
         if params.temperature:
             key = torch.tensor([noise_key(params.seed, len(text))], dtype=torch.int32)
             scores = scores / params.temperature + gumbel(key, VOCAB)[0]

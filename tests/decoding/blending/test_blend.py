@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decoding.blending.blend import (
-    BlendBatch,
     attribute_tokens,
     blend,
     is_unsure,
@@ -163,7 +162,7 @@ def test_each_position_has_its_own_blend(data: st.DataObject, members: int, posi
     for i, (_, present) in enumerate(settings):
         logits[[m for m, there in enumerate(present) if not there], i] = math.nan  # logits of an absent member
     kept = logits.clone()
-    assert_same_distribution(blend(logits, BlendBatch.build(settings)), expected)
+    assert_same_distribution(blend(logits, settings), expected)
     torch.testing.assert_close(logits, kept, rtol=0, atol=0, equal_nan=True)
 
 
@@ -173,7 +172,7 @@ def test_contrastive_keeps_what_is_plausible_to_the_expert(data: st.DataObject, 
     params, _ = data.draw(settings_of(2))
     params = replace(params, kind="contrastive", form=form, weights=())
     logits = data.draw(members_of(2, 1))
-    blended = blend(logits, BlendBatch.build([(params, (True, True))]))
+    blended = blend(logits, [(params, (True, True))])
     assert_same_distribution(blended, [reference(params, (True, True), logits[:, 0].double().tolist())])
     probs = logits[0].softmax(-1)
     assert not blended[probs < 0.999 * params.alpha * probs.max()].isfinite().any()
@@ -186,9 +185,9 @@ def test_identical_members_are_that_member_bit_by_bit(kind: Any, dtype: torch.dt
     logits = (torch.randn(20, 50, generator=torch.Generator().manual_seed(1)) * 5).to(dtype)
     logits[:, ::7] = -math.inf
     for weights in ((), (0.3, 0.6, 0.1)) if kind != "single" else ((),):
-        batch = BlendBatch.build([(BlendParams(kind=kind, weights=weights), (True, True, True))] * 20)
-        assert torch.equal(blend(logits.expand(3, -1, -1), batch), logits.float())
-    alone = BlendBatch.build([(BlendParams(kind=kind), (True,))] * 20)
+        positions = [(BlendParams(kind=kind, weights=weights), (True, True, True))] * 20
+        assert torch.equal(blend(logits.expand(3, -1, -1), positions), logits.float())
+    alone = [(BlendParams(kind=kind), (True,))] * 20
     assert torch.equal(blend(logits[None], alone), logits.float())
 
 
@@ -197,11 +196,11 @@ def test_a_member_that_has_all_the_weight_is_the_blend(kind: Any) -> None:
     logits = torch.randn(2, 20, 50, generator=torch.Generator().manual_seed(2))
     first = [(BlendParams(kind=kind, weights=(1, 0)), (True, True)), (BlendParams(kind=kind), (True, False))]
     for position in first:
-        assert torch.equal(blend(logits, BlendBatch.build([position] * 20)), logits[0])
+        assert torch.equal(blend(logits, [position] * 20), logits[0])
     if kind in ("mixture", "product", "vote", "gated"):
         second = [(BlendParams(kind=kind, weights=(0, 1)), (True, True)), (BlendParams(kind=kind), (False, True))]
         for position in second:
-            assert torch.equal(blend(logits, BlendBatch.build([position] * 20)), logits[1])
+            assert torch.equal(blend(logits, [position] * 20), logits[1])
 
 
 @pytest.mark.parametrize("kind", ["mixture", "product", "gated"])
@@ -209,8 +208,8 @@ def test_a_member_that_has_all_the_weight_is_the_blend(kind: Any) -> None:
 def test_a_position_has_the_same_bits_alone_and_in_company(kind: Any, vocab_size: int) -> None:
     logits = torch.randn(5, 6, vocab_size, generator=torch.Generator().manual_seed(4)) * 3
     position = (BlendParams(kind=kind, weights=(1, 2, 3, 4, 5), threshold=1.0), (True,) * 5)
-    alone = blend(logits[:, :1], BlendBatch.build([position]))
-    assert torch.equal(blend(logits, BlendBatch.build([position] * 6))[:1], alone)
+    alone = blend(logits[:, :1], [position])
+    assert torch.equal(blend(logits, [position] * 6)[:1], alone)
 
 
 def test_the_expert_against_itself() -> None:
@@ -218,7 +217,7 @@ def test_the_expert_against_itself() -> None:
     logits = torch.randn(1, 10, 50, generator=torch.Generator().manual_seed(3)).expand(2, -1, -1)
     for form, equal in (("difference", torch.zeros(10, 50)), ("scaled", logits[0])):
         params = BlendParams(kind="contrastive", form=form)  # type: ignore[arg-type]
-        blended = blend(logits, BlendBatch.build([(params, (True, True))] * 10))
+        blended = blend(logits, [(params, (True, True))] * 10)
         plausible = blended.isfinite()
         torch.testing.assert_close(blended[plausible], equal[plausible])
         assert not plausible.all()
@@ -232,7 +231,7 @@ def test_the_expert_against_itself() -> None:
 def test_a_vote_by_hand(weights: tuple[float, ...], winner: int) -> None:
     """The first member votes for token 0, the others for token 1. At a tie, token 0 has the greater mean."""
     probs = torch.tensor([[0.9, 0.05, 0.05], [0.3, 0.4, 0.3], [0.1, 0.5, 0.4]])
-    blended = blend(probs.log()[:, None], BlendBatch.build([(BlendParams(kind="vote", weights=weights), (True,) * 3)]))
+    blended = blend(probs.log()[:, None], [(BlendParams(kind="vote", weights=weights), (True,) * 3)])
     assert blended.argmax() == winner
     voters = [1, 2] if winner else [0]
     shares = torch.tensor(weights or (1.0, 1.0, 1.0))[voters]
@@ -243,14 +242,14 @@ def test_a_vote_by_hand(weights: tuple[float, ...], winner: int) -> None:
 def test_three_tenths_are_a_tie_with_a_tenth_and_two() -> None:
     probs = torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.6, 0.0], [0.9, 0.1, 0.0]])
     params = BlendParams(kind="vote", weights=(0.1, 0.2, 0.3))
-    assert blend(probs.log()[:, None], BlendBatch.build([(params, (True,) * 3)])).argmax() == 0
+    assert blend(probs.log()[:, None], [(params, (True,) * 3)]).argmax() == 0
 
 
 def test_the_article_s_definition_of_contrastive() -> None:
     """Tokens with a tenth of the expert's best probability, then the largest log expert − log amateur."""
     expert = torch.tensor([0.5, 0.3, 0.06, 0.04, 0.1])
     amateur = torch.tensor([0.6, 0.2, 0.02, 0.001, 0.179])
-    batch = BlendBatch.build([(BlendParams(kind="contrastive"), (True, True))])
+    batch = [(BlendParams(kind="contrastive"), (True, True))]
     scores = blend(torch.stack([expert, amateur]).log()[:, None], batch)[0]
     assert scores.isfinite().tolist() == [True, True, True, False, True]
     assert scores.argmax() == 2
@@ -259,7 +258,7 @@ def test_the_article_s_definition_of_contrastive() -> None:
 
 def test_members_that_agree_on_nothing_are_mixed() -> None:
     logits = torch.tensor([[[0.0, -math.inf, -math.inf]], [[-math.inf, 1.0, -math.inf]]])
-    blended = blend(logits, BlendBatch.build([(BlendParams(kind="product"), (True, True))]))
+    blended = blend(logits, [(BlendParams(kind="product"), (True, True))])
     torch.testing.assert_close(blended.softmax(-1), torch.tensor([[0.5, 0.5, 0.0]]))
 
 
@@ -287,7 +286,7 @@ def test_weights_are_renormalised_over_those_that_answered() -> None:
 )
 def test_a_blend_of_nothing(params: BlendParams, present: Sequence[bool]) -> None:
     with pytest.raises(UnavailableError, match=params.kind):
-        BlendBatch.build([(params, present)])
+        blend(torch.zeros(len(present), 1, 4), [(params, present)])
 
 
 @pytest.mark.parametrize(
