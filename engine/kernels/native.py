@@ -100,6 +100,16 @@ def is_native(target: object) -> bool:
     return target in _native_operators
 
 
+def structure(fields: str) -> type[ctypes.Structure]:
+    """Return the type of a native function's arguments: *pointers, .floats, and integers of 64 bits."""
+    kinds = {"*": ctypes.c_void_p, ".": ctypes.c_float}
+
+    class Arguments(ctypes.Structure):
+        _fields_ = [(field.lstrip("*."), kinds.get(field[0], ctypes.c_int64)) for field in fields.split()]
+
+    return Arguments
+
+
 def call(name: str, arguments: ctypes.Structure) -> None:
     """Call a native function by its name in C++."""
     function = getattr(library(), name)
@@ -160,12 +170,7 @@ class Recording:
 _current: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
-class _AddCall(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("left", "right")),
-        *((name, ctypes.c_int64) for name in ("size", "threads")),
-        ("output", ctypes.c_void_p),
-    ]
+_AddCall = structure("*left *right size threads *output")
 
 
 class _CopyCall(ctypes.Structure):

@@ -4,13 +4,11 @@ The C++ function reads pages in place, each row at its own length. A token's res
 computed beside it, and in whichever columns its path lies.
 """
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from engine.kernels.attention import AttentionArgs, write
-from engine.kernels.native import call, empty, library
+from engine.kernels.native import call, empty, library, structure
 
 _PAGE_SIZE = 16
 _NUMBERS = {  # of `Number` in vectors.h
@@ -23,16 +21,11 @@ _NUMBERS = {  # of `Number` in vectors.h
 _NO_WINDOW = 2**62
 
 
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "key_dim", "value_dim", "table_width")),
-        *((name, ctypes.c_int64) for name in ("window", "threads", "writes", "number", "page_number")),
-        *((f"{part}_{axis}", ctypes.c_int64) for part in ("query", "key", "value") for axis in ("token", "head")),
-        *((name, ctypes.c_void_p) for name in ("query", "key", "value", "keys", "values", "tables")),
-        *((name, ctypes.c_void_p) for name in ("slots", "offsets", "columns", "positions", "row_of", "trunks")),
-        *((name, ctypes.c_void_p) for name in ("branches", "sinks", "output")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-    ]
+_Call = structure(
+    "rows heads kv_heads key_dim value_dim table_width window threads writes number page_number "
+    "query_token query_head key_token key_head value_token value_head *query *key *value *keys *values *tables "
+    "*slots *offsets *columns *positions *row_of *trunks *branches *sinks *output .scale .softcap"
+)
 
 
 def can_attend(args: AttentionArgs) -> bool:

@@ -5,7 +5,6 @@ and oneDNN (`PackedLinear`) where there is no compiler for it: torch's own `line
 half the speed of memory (docs/experiments.md). On GPUs sums have a fixed order (`FixedOrderLinear`).
 """
 
-import ctypes
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers.pytorch_utils import Conv1D
 
-from engine.kernels.native import call, contiguous, empty, library, native_operator
+from engine.kernels.native import call, contiguous, empty, library, native_operator, structure
 from engine.kernels.operator_trace import as_one_operator
 
 _FIXED_ORDER_DEVICE = "cuda"  # tests put the interpreter's here
@@ -71,12 +70,7 @@ class FixedOrderLinear(nn.Module):
         return fixed_order_linear(x, self.weight, self.bias, self._out_dtype)
 
 
-class _Multiplication(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias")),
-        *((name, ctypes.c_int64) for name in ("rows", "size", "columns", "threads")),
-        ("output", ctypes.c_void_p),
-    ]
+_Multiplication = structure("*x *weight *bias rows size columns threads *output")
 
 
 class NativeLinear(nn.Module):

@@ -1,6 +1,5 @@
 """Gated feed-forward layers, SwiGLU (Shazeer, arXiv 2002.05202), as two matrix products with one pass in between."""
 
-import ctypes
 from collections.abc import Callable
 from functools import partial
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator
+from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
 from engine.layers.linear import GroupedLinear, LinearGroup
 
 _DTYPES_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,12 +25,7 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
-class _Call(ctypes.Structure):
-    _fields_ = [
-        ("both", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "size", "threads")),
-        ("output", ctypes.c_void_p),
-    ]
+_Call = structure("*both rows size threads *output")
 
 
 class GatedMLP(nn.Module):
@@ -102,12 +96,7 @@ def _agree(faster: GatedMLP, mlp: nn.Module, group: LinearGroup) -> bool:
     return True
 
 
-class _ActivationCall(ctypes.Structure):
-    _fields_ = [
-        ("x", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("function", "rows", "size", "threads")),
-        ("output", ctypes.c_void_p),
-    ]
+_ActivationCall = structure("*x function rows size threads *output")
 
 
 class NativeActivation(nn.Module):

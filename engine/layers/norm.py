@@ -1,25 +1,18 @@
 """Root mean square normalisation in one pass over memory; transformers' takes eight."""
 
-import ctypes
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator
+from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
 from engine.layers.linear import has_fixed_order
 
 _TOLERANCE = 0.01  # a little more than half a step of bfloat16
 
 
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight")),
-        *((name, ctypes.c_int64) for name in ("rows", "size", "threads")),
-        ("output", ctypes.c_void_p),
-        ("eps", ctypes.c_float),
-    ]
+_Call = structure("*x *weight rows size threads *output .eps")
 
 
 class NativeRMSNorm(nn.Module):

@@ -4,7 +4,6 @@ All transformers models call it by the same name, each from its own module. That
 `forward` of one model's attention layers; the module stays as it is.
 """
 
-import ctypes
 from collections.abc import Callable, Collection
 from types import FunctionType, MethodType
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.native import KINDS, call, empty, library, native_operator
+from engine.kernels.native import KINDS, call, empty, library, native_operator, structure
 
 _CALLED = "apply_rotary_pos_emb"
 _ROUNDED = (torch.bfloat16, torch.float16)
@@ -21,12 +20,10 @@ _DTYPES_ON_GPU = (torch.float32, *_ROUNDED)
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "threads")),
-        *((name, ctypes.c_int64) for name in ("query_token", "query_head", "key_token", "key_head")),
-        *((name, ctypes.c_void_p) for name in ("query", "key", "cos", "sin", "to_query", "to_key")),
-    ]
+_Call = structure(
+    "tokens heads kv_heads head_dim threads query_token query_head key_token key_head "
+    "*query *key *cos *sin *to_query *to_key"
+)
 
 
 class NativeRotary:
