@@ -59,13 +59,13 @@ bench-peers: .bench/vllm/.installed ## install vLLM for CPUs in an environment o
 	@touch $@
 
 chaos: install ## kill, hang and cut off replicas under load; compare every answer (docs/failures.md)
-	$(BIN)/python -m benchmarks.chaos $(ARGS)
+	$(BIN)/python -m tests.chaos fleet $(ARGS)
 
 chaos-serve: install ## the same on Ray Serve, over HTTP, with few faults
-	$(BIN)/python -m benchmarks.chaos.serve $(ARGS)
+	$(BIN)/python -m tests.chaos serve $(ARGS)
 
 soak: install ## minutes with all slots in use: nothing may leak or grow (docs/failures.md)
-	$(BIN)/python -m benchmarks.chaos.soak $(ARGS)
+	$(BIN)/python -m tests.chaos soak $(ARGS)
 
 models: install ## train the tiny models again, into a new folder: make models ARGS="--models new"
 	$(BIN)/python -m training $(ARGS)

@@ -1,4 +1,4 @@
-"""Text tables, and JSON results with the command, options, hardware and versions of the run."""
+"""Text tables, ratios, and JSON results with the command, options, hardware and versions of the run."""
 
 import json
 import platform
@@ -24,17 +24,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def write(
-    path: Path,
-    module: str,
-    options: Mapping[str, object],
-    **findings: object,
-) -> None:
+def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratios within repetitions. A long disturbance of the machine slows down both, so ratios keep."""
+    return [value / other for value, other in zip(values, others, strict=True)]
+
+
+def write(path: Path, module: str, options: Mapping[str, object], **findings: object) -> None:
     """Write findings as JSON, with the details of the run. module: the argument of `python -m`."""
     contents = {
         "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
         "options": options,
-        "hardware": hardware(),
+        "hardware": _hardware(),
         "versions": _versions(),
         "commit": _commit(),
         **findings,
@@ -54,7 +54,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def hardware() -> dict[str, object]:
+def _hardware() -> dict[str, object]:
     """Return the CPU, its number of cores, and the operating system."""
     names = [
         line.split(":")[1].strip()

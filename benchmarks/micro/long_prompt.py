@@ -2,8 +2,6 @@
 
 The model is random and has the sizes of a small one. A round reads the long prompt twice: beside one stream, and beside
 that stream and short requests, the next of which comes as soon as the last has ended.
-
-python -m benchmarks.micro.long_prompt --output benchmarks/results/long-prompt.json
 """
 
 import argparse
@@ -12,6 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,7 +36,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     length = options.long + 5000
-    model = LlamaForCausalLM(_config(length + 64)).bfloat16()
+    config = LlamaConfig(
+        vocab_size=_VOCAB,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=length + 64,
+    )
+    model = LlamaForCausalLM(config).bfloat16()
     use_faster_layers(model)
     runner = Runner(model, slots=options.short_streams + 2, max_length=length, max_query=options.chunk)
     with Engine({"target": ("target", runner)}, LoopOptions(prefill_chunk=options.chunk)) as engine:
@@ -74,25 +82,22 @@ class _Stage:
     def round(self, long: int, short_streams: int) -> dict[str, list[float]]:
         """Read a long prompt beside a running stream and short requests. Return seconds."""
         has_ended = threading.Event()
-        first_s: list[float] = []  # of the short requests
-        running: list[float] = []
 
-        def run() -> None:
-            running.extend(self.stream(self._short, 4000, has_ended.is_set))
-
-        def ask() -> None:
+        def ask() -> list[float]:
+            first_s = []
             while not has_ended.is_set():
                 first_s.append(self.stream(self._short, _SHORT_TOKENS)[0])
+            return first_s
 
-        threads = [threading.Thread(target=run), *(threading.Thread(target=ask) for _ in range(short_streams))]
-        for thread in threads:
-            thread.start()
-        long_s = self.stream(long, 1)
-        has_ended.set()
-        for thread in threads:
-            thread.join()
-        gaps_s = [after - before for before, after in pairwise(running)]
-        return {"long_first_s": long_s, "short_first_s": first_s, "gaps_s": gaps_s}
+        with ThreadPoolExecutor(1 + short_streams) as pool:
+            running = pool.submit(self.stream, self._short, 4000, has_ended.is_set)
+            short = [pool.submit(ask) for _ in range(short_streams)]
+            try:
+                long_s = self.stream(long, 1)
+            finally:
+                has_ended.set()
+        gaps_s = [after - before for before, after in pairwise(running.result())]
+        return {"long_first_s": long_s, "short_first_s": [s for each in short for s in each.result()], "gaps_s": gaps_s}
 
 
 def _as_text(rounds: list[dict[str, dict[str, list[float]]]]) -> str:
@@ -105,18 +110,6 @@ def _as_text(rounds: list[dict[str, dict[str, list[float]]]]) -> str:
         f"long prompt: first token after {alone:.2f} s, among short ones {crowded:.2f} s ({crowded / alone:.2f} ×)\n"
         f"{len(short)} short ones: after {1e3 * statistics.median(short):.0f} ms, at most {1e3 * short[-1]:.0f} ms\n"
         f"running stream: a step takes {1e3 * statistics.median(gaps):.0f} ms, the longest {1e3 * gaps[-1]:.0f} ms"
-    )
-
-
-def _config(positions: int) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=_VOCAB,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
     )
 
 

@@ -6,12 +6,11 @@ token says what a way costs even on a machine whose neighbours take part of its 
 """
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -21,31 +20,22 @@ import yaml
 
 from benchmarks.report import table, write
 from consort import LLM, SamplingParams
+from training.heldout import read_prompts
 
-_ROOT = Path(__file__).parents[2]
-_MODELS = _ROOT / "models"
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """Which proposers draft, and in which of the engines: an engine has at most one drafter and one kind of heads."""
-
-    proposers: tuple[str, ...]
-    engine: str = "colocated"
-
-
-_WAYS = {
-    "plain": Way(()),
-    "n-grams": Way(("ngram",)),
-    "drafter": Way(("drafter",)),
-    "drafter apart": Way(("drafter",), "apart"),
-    "Medusa": Way(("medusa",), "medusa"),
-    "EAGLE-3": Way(("eagle3",)),
-    "drafter, n-grams": Way(("drafter", "ngram")),
-    "drafter apart, n-grams": Way(("drafter", "ngram"), "apart"),
-    "Medusa, n-grams": Way(("medusa", "ngram"), "medusa"),
-    "EAGLE-3, n-grams": Way(("eagle3", "ngram")),
-    "EAGLE-3, drafter, n-grams": Way(("eagle3", "drafter", "ngram")),
+_MODELS = Path(__file__).parents[2] / "models"
+# Which proposers draft, and in which engine: an engine has at most one drafter and one kind of heads.
+_WAYS: dict[str, tuple[list[str], str]] = {
+    "plain": ([], "colocated"),
+    "n-grams": (["ngram"], "colocated"),
+    "drafter": (["drafter"], "colocated"),
+    "drafter apart": (["drafter"], "apart"),
+    "Medusa": (["medusa"], "medusa"),
+    "EAGLE-3": (["eagle3"], "colocated"),
+    "drafter, n-grams": (["drafter", "ngram"], "colocated"),
+    "drafter apart, n-grams": (["drafter", "ngram"], "apart"),
+    "Medusa, n-grams": (["medusa", "ngram"], "medusa"),
+    "EAGLE-3, n-grams": (["eagle3", "ngram"], "colocated"),
+    "EAGLE-3, drafter, n-grams": (["eagle3", "drafter", "ngram"], "colocated"),
 }
 
 
@@ -57,20 +47,6 @@ class Measurement:
     tokens_per_step: float  # of a stream
     step_ms: float
     cpu_ms: float  # of the processor for a token, all threads together
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A way at a temperature and a number of streams. Ratios are medians over the rounds."""
-
-    way: str
-    temperature: float
-    streams: int
-    median: Measurement  # of each number
-    speedup: float  # over the first way, usually plain decoding, in the same round
-    cpu_speedup: float  # the same by the processor's time
-    same_text: bool
-    rounds: list[Measurement]
 
 
 def main() -> None:
@@ -89,31 +65,29 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.medusa is None:
-        args.ways = [way for way in args.ways if _WAYS[way].engine != "medusa"]
-    lines = (_MODELS / "smollm2-drafter" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [str(json.loads(line)["prompt"]) for line in lines]
-    results: list[Result] = []
+        args.ways = [way for way in args.ways if _WAYS[way][1] != "medusa"]
+    prompts = read_prompts(_MODELS / "smollm2-drafter" / "heldout.jsonl")
+    results: list[dict[str, object]] = []
+    rows: list[list[str]] = []
     with ExitStack() as stack:
-        names = {_WAYS[way].engine for way in args.ways}
-        engines = {name: stack.enter_context(_engine(name, args)) for name in sorted(names)}
+        names = sorted({_WAYS[way][1] for way in args.ways})
+        engines = {name: stack.enter_context(_engine(name, args)) for name in names}
         for temperature, streams in product(args.temperatures, args.streams):
-            results += _compare(engines, prompts, temperature, streams, args)
-    print(
-        table(
-            ["way", "T", "streams", "tokens/s", "tokens/step", "step ms", "CPU ms", "× first", "by CPU", "same text"],
-            [
-                [
-                    *(r.way, str(r.temperature), str(r.streams)),
-                    *(f"{r.median.tokens_per_s:.1f}", f"{r.median.tokens_per_step:.2f}"),
-                    *(f"{r.median.step_ms:.1f}", f"{r.median.cpu_ms:.1f}"),
-                    *(f"{r.speedup:.2f}", f"{r.cpu_speedup:.2f}", "yes" if r.same_text else "NO"),
-                ]
-                for r in results
-            ],
-        )
-    )
+            rounds, texts = _measure(engines, prompts, temperature, streams, args)
+            first = args.ways[0]  # usually plain decoding
+            for way, own in rounds.items():
+                middle = [median(values) for values in zip(*map(astuple, own), strict=True)]
+                speedup = median(a.tokens_per_s / b.tokens_per_s for a, b in zip(own, rounds[first], strict=True))
+                by_cpu = median(b.cpu_ms / a.cpu_ms for a, b in zip(own, rounds[first], strict=True))
+                same = texts[way] == texts[first]
+                numbers = [f"{number:.2f}" for number in (*middle, speedup, by_cpu)]
+                rows.append([way, f"{temperature:g}", str(streams), *numbers, "yes" if same else "NO"])
+                results.append({"way": way, "temperature": temperature, "streams": streams, "same_text": same})
+                results[-1] |= {"speedup": speedup, "cpu_speedup": by_cpu, "rounds": list(map(asdict, own))}
+    head = ["way", "T", "streams", "tokens/s", "tokens/step", "step ms", "CPU ms", "× first", "by CPU", "same text"]
+    print(table(head, rows))
     if args.output is not None:
-        write(args.output, "benchmarks.micro.proposers", vars(args), results=[asdict(result) for result in results])
+        write(args.output, "benchmarks.micro.proposers", vars(args), results=results)
 
 
 def _engine(name: str, args: argparse.Namespace) -> LLM:
@@ -134,60 +108,38 @@ def _engine(name: str, args: argparse.Namespace) -> LLM:
         return LLM.from_config(file.name)
 
 
-def _compare(
-    engines: Mapping[str, LLM],
-    prompts: Sequence[str],
-    temperature: float,
-    streams: int,
-    args: argparse.Namespace,
-) -> list[Result]:
+def _measure(
+    engines: Mapping[str, LLM], prompts: Sequence[str], temperature: float, streams: int, args: argparse.Namespace
+) -> tuple[dict[str, list[Measurement]], dict[str, list[str]]]:
+    """Return measurements of all rounds but the first, which warms up, and texts, by way."""
     rounds: dict[str, list[Measurement]] = {way: [] for way in args.ways}
     texts: dict[str, list[str]] = {}
     for number in range(args.rounds + 1):
         for way in args.ways:
-            llm, proposers = engines[_WAYS[way].engine], _WAYS[way].proposers
-            measured, texts[way] = _run(llm, prompts, temperature, streams, proposers, args)
-            print(
-                f"T = {temperature}, {streams} streams, round {number}: {way}: {measured.tokens_per_s:.1f} tokens/s, "
-                f"{measured.cpu_ms:.1f} ms of the processor a token",
-                flush=True,
+            proposers, engine = _WAYS[way]
+            params = SamplingParams(
+                max_tokens=args.new_tokens, temperature=temperature, ignore_eos=True, proposers=proposers
             )
-            if number:  # the first round warms up
-                rounds[way].append(measured)
-    first = rounds[args.ways[0]]
-    results: list[Result] = []
-    for way, own in rounds.items():
-        medians = Measurement(*(median(values) for values in zip(*map(astuple, own), strict=True)))
-        speedup = median(a.tokens_per_s / b.tokens_per_s for a, b in zip(own, first, strict=True))
-        cpu_speedup = median(b.cpu_ms / a.cpu_ms for a, b in zip(own, first, strict=True))
-        same_text = texts[way] == texts[args.ways[0]]
-        results.append(Result(way, temperature, streams, medians, speedup, cpu_speedup, same_text, own))
-    return results
+            measured, texts[way] = _run(engines[engine], prompts, params, streams, args.requests)
+            print(f"T = {temperature:g}, {streams} streams, round {number}: {way}: {measured}", flush=True)
+            rounds[way] += [measured] if number else []
+    return rounds, texts
 
 
 def _run(
-    llm: LLM,
-    prompts: Sequence[str],
-    temperature: float,
-    streams: int,
-    proposers: Sequence[str],
-    args: argparse.Namespace,
+    llm: LLM, prompts: Sequence[str], params: SamplingParams, streams: int, requests: int
 ) -> tuple[Measurement, list[str]]:
-    """Return the measurement and the texts."""
+    """Return the measurement and the texts. requests: of each stream."""
     texts: list[str] = []
     tokens = steps = 0
-    seconds = cpu_s = 0.0
-    for first in range(0, streams * args.requests, streams):
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
+    for first in range(0, streams * requests, streams):
         chosen = [prompts[index % len(prompts)] for index in range(first, first + streams)]
-        params = SamplingParams(
-            max_tokens=args.new_tokens, temperature=temperature, seed=first, ignore_eos=True, proposers=list(proposers)
-        )
-        began_s, cpu_began_s = time.perf_counter(), time.process_time()
-        answers = llm.generate(chosen, params)
-        seconds, cpu_s = seconds + time.perf_counter() - began_s, cpu_s + time.process_time() - cpu_began_s
+        answers = llm.generate(chosen, replace(params, seed=first))
         texts += [answer.text for answer in answers]
         tokens += sum(answer.completion_tokens for answer in answers)
         steps += sum(answer.completion_tokens - answer.accepted for answer in answers)
+    seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
     return Measurement(tokens / seconds, tokens / steps, 1e3 * seconds * streams / steps, 1e3 * cpu_s / tokens), texts
 
 

@@ -5,17 +5,14 @@ thread. Times are CPU times of the thread, so the machine need not be idle.
 """
 
 import argparse
-import cProfile
 import json
-import pstats
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +24,7 @@ from actors.loops.options import LoopOptions
 from actors.verifier.loop import Target
 from actors.wire.link import LocalExchange
 from actors.wire.messages import ReplicaAddress
+from benchmarks.report import table
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.completions.writer import CompletionWriter
 from deployments.apis.writer import AnswerIdentity
@@ -39,19 +37,18 @@ from engine.loading.settings import load_tokenizer
 from engine.loading.tokenizers import structure_tokenizer
 from engine.model.runner import Runner
 
-SIZES = (2_048, 151_936, 262_144)
+_SIZES = (2_048, 151_936, 262_144)
 _EOS = 2
 _STEPS = 8
 _SCHEMA = {"type": "string", "minLength": 1000}  # long enough that the answer does not end
-
+_HEAD = ("request", "prepare, ms", "admit, ms", "a step, ms", "1,000 tokens written, ms")
 
 T = TypeVar("T")
 
 
-def kinds(vocab_size: int) -> dict[str, dict[str, Any]]:
+def _kinds(vocab_size: int) -> dict[str, dict[str, Any]]:
     """Return the fields of requests, by name of the kind."""
-    some = list(range(10, 1010))
-    most = list(range(10, vocab_size, 2))
+    some, most = list(range(10, 1010)), list(range(10, vocab_size, 2))
     return {
         "greedy": {"temperature": 0},
         "sampled": {"temperature": 1, "top_p": 0.95},
@@ -69,16 +66,6 @@ def kinds(vocab_size: int) -> dict[str, dict[str, Any]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCost:
-    """Cost of one request, in milliseconds of a core."""
-
-    prepare_ms: float  # from the body to requests
-    admit_ms: float  # in coordinator and target up to the first token, with both ends of the link
-    step_ms: float  # per step of the target, with all choices and their drafts
-    token_ms: float  # per token, in the writer of the response
-
-
 class LocalServer:
     """An endpoint, a coordinator and a target with a given size of vocabulary."""
 
@@ -88,65 +75,50 @@ class LocalServer:
         _grow(folder, vocab_size)
         models = {"target": ModelConfig(path=str(folder), max_length=1024)}
         config = ServerConfig(models=models, endpoints={"bench": EndpointConfig(target="target")})
-        self.served = load_endpoints(config)["bench"]
-        tokenizer = load_tokenizer(str(folder))
-        self.structures = structure_tokenizer(tokenizer, (_EOS,))
+        self._served = load_endpoints(config)["bench"]
+        structures = structure_tokenizer(load_tokenizer(str(folder)), (_EOS,))
         exchange = LocalExchange()
-        self._link = exchange.join("coordinator")
-        self.coordinator = Coordinator(self._link)
-        self._end = exchange.join("target")
-        self.target = Target(_runner(vocab_size), self._end, LoopOptions(load_tokenizer=lambda: self.structures))
-        self.coordinator.set_replicas([ReplicaAddress("target", "target")])
+        self._link, self._end = exchange.join("coordinator"), exchange.join("target")
+        self._coordinator = Coordinator(self._link)
+        self._target = Target(_runner(vocab_size), self._end, LoopOptions(load_tokenizer=lambda: structures))
+        self._coordinator.set_replicas([ReplicaAddress("target", "target")])
         self._turns()
 
-    @staticmethod
-    def _take(deltas: list[tuple[int, Delta]], index: int, delta: Delta) -> None:
-        deltas.append((index, delta))
-
-    def _turns(self) -> None:
-        self._coordinator_turn()
-        self._target_turn()
-
-    def _coordinator_turn(self) -> None:
+    def _turns(self) -> float:
+        """Run both loops. Returns the milliseconds of the target's turn."""
         self._link.wake()  # the turn must not wait
-        self.coordinator.turn()
-
-    def _target_turn(self) -> None:
+        self._coordinator.turn()
         self._end.wake()
-        self.target.turn()
+        return _timed(self._target.turn)[1]
 
-    def run(self, fields: Mapping[str, Any]) -> RequestCost:
-        """Serve a request. fields: of its body, apart from prompt and limits."""
-        body = CompletionRequest(
-            model="bench",
-            prompt=["Once upon a time"],
-            seed=0,
-            ignore_eos="structured_outputs" not in fields,
-            **fields,
-            max_tokens=4 * _STEPS,
-        )
-        requests, prepare_ms = _timed(lambda: self.served.prepare(body, seed=0))
+    def run(self, fields: Mapping[str, Any]) -> tuple[float, float, float, float]:
+        """Serve a request; return the numbers of a row of the table.
+
+        fields: of its body, apart from prompt and limits.
+        """
+        common = {"model": "bench", "prompt": ["Once upon a time"], "seed": 0, "max_tokens": 4 * _STEPS}
+        body = CompletionRequest(ignore_eos="structured_outputs" not in fields, **common, **fields)
+        requests, prepare_ms = _timed(lambda: self._served.prepare(body, seed=0))
         deltas: list[tuple[int, Delta]] = []
         for index, request in enumerate(requests):
-            self.coordinator.submit(request, partial(self._take, deltas, index))
+            self._coordinator.submit(request, partial(_take, deltas, index))
         began_s = time.thread_time()
         while len(deltas) < len(requests):
             self._turns()
         admit_ms = 1e3 * (time.thread_time() - began_s)
-        steps = []
-        for _ in range(_STEPS):
-            steps.append(_timed(self._target_turn)[1])
-            self._coordinator_turn()
-        writer = CompletionWriter(body, requests, self.served.token_decoder, identity=AnswerIdentity.new(seed=0))
-        _, token_ms = _timed(lambda: [writer.add(*pair) for pair in deltas] and writer.whole())
+        step_ms = median(self._turns() for _ in range(_STEPS))
+        writer = CompletionWriter(body, requests, self._served.token_decoder, identity=AnswerIdentity.new(seed=0))
+        _, write_ms = _timed(lambda: [writer.add(*pair) for pair in deltas] and writer.whole())
         for request in requests:
-            self.coordinator.cancel(request.request_id)
+            self._coordinator.cancel(request.request_id)
         self._turns()
         if any(delta.error for _, delta in deltas):
             raise RuntimeError(deltas)
-        return RequestCost(
-            prepare_ms, admit_ms, statistics.median(steps), token_ms / sum(len(delta.tokens) for _, delta in deltas)
-        )
+        return prepare_ms, admit_ms, step_ms, 1e3 * write_ms / sum(len(delta.tokens) for _, delta in deltas)
+
+
+def _take(deltas: list[tuple[int, Delta]], index: int, delta: Delta) -> None:
+    deltas.append((index, delta))
 
 
 def _grow(folder: Path, vocab_size: int) -> None:
@@ -174,40 +146,23 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, 1e3 * (time.thread_time() - began_s)
 
 
-def measure(server: LocalServer, fields: Mapping[str, Any], *, rounds: int) -> RequestCost:
-    """Return medians over the rounds, after a warm-up."""
-    server.run(fields)
-    costs = [server.run(fields) for _ in range(rounds)]
-    return RequestCost(*(statistics.median(column) for column in zip(*map(astuple, costs), strict=True)))
-
-
 def main() -> None:
-    """Print a table; with --profile, also the functions that take most time."""
+    """Print a table of medians for each size."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="vocabularies, in tokens")
+    parser.add_argument("--sizes", type=int, nargs="+", default=_SIZES, help="vocabularies, in tokens")
     parser.add_argument("--kinds", nargs="+", help="of requests; all by default")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true")
-    arguments = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=5, help="after one that warms up")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for size in arguments.sizes:
+    for size in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
             server = LocalServer(Path(folder), size)
-        print(f"V = {size:,}: ms to prepare, to admit, per step, per 1,000 tokens written")
-        for name, fields in kinds(size).items():
-            if arguments.kinds and name not in arguments.kinds:
-                continue
-            profile = cProfile.Profile(time.thread_time)
-            if arguments.profile:
-                profile.enable()
-            cost = measure(server, fields, rounds=arguments.rounds)
-            profile.disable()
-            print(
-                f"{name:26}{cost.prepare_ms:10.2f}{cost.admit_ms:10.2f}{cost.step_ms:10.2f}{1e3 * cost.token_ms:10.2f}",
-                flush=True,
-            )
-            if arguments.profile:
-                pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+        rows = []
+        for name, fields in _kinds(size).items():
+            if not options.kinds or name in options.kinds:
+                costs = [server.run(fields) for _ in range(1 + options.rounds)][1:]
+                rows.append([name, *(f"{median(column):.2f}" for column in zip(*costs, strict=True))])
+        print(f"V = {size:,}\n{table(_HEAD, rows)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Transport of a member's logits to a leader on the same node: through a socket, and through shared memory.
 
-python -m benchmarks.micro.transport
-
 Measures round trips: a request without content, a reply with the logits of a draft's positions, unpacked to float32. No
 model runs.
 """
@@ -10,6 +8,7 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -22,9 +21,10 @@ from actors.wire.logits_codec import LogitsTransport, SharedLogits, accept, offe
 from actors.wire.messages import Cancel, LogitsReply
 from actors.wire.shared_memory import SharedOffer
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
-from benchmarks.peers.hosts import Child
+from benchmarks.hosts import Child
 from benchmarks.report import table, write
 
+_VOCABULARIES = (8192, 32000, 152000)
 _TRIPS = 10
 _WAIT_S = 10.0
 
@@ -57,7 +57,11 @@ class LogitsServer:
 
 def main() -> None:
     """Measure, print, and write JSON."""
-    options = _options()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=_VOCABULARIES)
+    parser.add_argument("--repetitions", type=int, default=5, help=f"of {_TRIPS} round trips")
+    parser.add_argument("--output", type=Path, default=Path(".bench/transport.json"))
+    options = parser.parse_args()
     torch.set_num_threads(1)
     link = ConnectingZmqLink("leader")
     with Child(LogitsServer, threads=1) as member:
@@ -65,27 +69,18 @@ def main() -> None:
         link.connect(address)
         ask = partial(_round_trip_ms, link, address.name)
         findings = [
-            _measure(ask, member, positions, vocab_size, dtype, options.repetitions)
-            for vocab_size in (8192, 32000, 152000)
-            for dtype in ("float32", "bfloat16")
-            for positions in (1, 5)
+            _measure(ask, member, *case, options.repetitions)
+            for case in product((1, 5), options.vocabularies, ("float32", "bfloat16"))
         ]
         member.call(LogitsServer.stop)
     link.close()
-    head = ("logits", "bytes", "socket, ms", "shared, ms", "socket / shared")
-    rows = [
-        (
-            f"{finding['positions']} × {finding['vocab_size']} {finding['dtype']}",
-            str(finding["bytes"]),
-            *(
-                f"{median(finding[way]):.2f} ({min(finding[way]):.2f}–{max(finding[way]):.2f})"
-                for way in ("socket_ms", "shared_ms")
-            ),
-            f"{median(finding['socket_ms']) / median(finding['shared_ms']):.1f}",
-        )
-        for finding in findings
-    ]
-    print(table(head, rows))
+    rows = []
+    for finding in findings:
+        socket_ms, shared_ms = finding["socket_ms"], finding["shared_ms"]
+        spreads = (f"{median(ms):.2f} ({min(ms):.2f}–{max(ms):.2f})" for ms in (socket_ms, shared_ms))
+        name = f"{finding['positions']} × {finding['vocab_size']} {finding['dtype']}"
+        rows.append((name, str(finding["bytes"]), *spreads, f"{median(socket_ms) / median(shared_ms):.1f}"))
+    print(table(("logits", "bytes", "socket, ms", "shared, ms", "socket / shared"), rows))
     write(options.output, "benchmarks.micro.transport", vars(options), findings=findings)
 
 
@@ -115,18 +110,10 @@ def _measure(
 def _round_trip_ms(link: ConnectingZmqLink, member: str, memory: SharedLogits) -> float:
     began_s = time.perf_counter()
     link.send(member, [Cancel(1)])
-    envelopes = link.receive(_WAIT_S)
-    message = envelopes[0][1]
+    _, message = link.receive(_WAIT_S)[0]
     assert isinstance(message, LogitsReply)
     unpack(message.logits, memory=memory).clone()
     return (time.perf_counter() - began_s) * 1e3
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=5, help=f"of {_TRIPS} round trips")
-    parser.add_argument("--output", type=Path, default=Path(".bench/transport.json"))
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

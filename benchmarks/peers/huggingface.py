@@ -1,13 +1,14 @@
 """Hugging Face `generate`, plain and with an assistant model. The same models also judge texts."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.peers.contestant import Contestant
-from benchmarks.peers.hosts import Host
-from benchmarks.peers.workload import Text, Workload
+from benchmarks.hosts import Host
+from benchmarks.peers.contestant import Contestant, Text, Workload
 from decoding.sampling.history import History
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
@@ -18,10 +19,9 @@ _PAD = 0
 
 
 class HuggingFace:
-    """A target and its drafter on one device."""
+    """A target and its drafter on one device. Their generation configs are replaced: no answer stops at EOS."""
 
     def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel) -> None:
-        """The models' generation configs are replaced: without EOS, every answer has the same length."""
         self._target, self._drafter = target, drafter
         target.generation_config = GenerationConfig(pad_token_id=_PAD)
 
@@ -36,8 +36,7 @@ class HuggingFace:
             pad_token_id=_PAD,
             eos_token_id=None,
         )
-        self._drafter.generation_config = _assistant_config(draft_length)
-        assistant = self._drafter if assisted else None
+        self._drafter.generation_config = GenerationConfig(pad_token_id=_PAD, **_constant(draft_length))
         answers = []
         for prompts, _ in workload.batches():
             tokens, mask = _pad_left(prompts)
@@ -45,7 +44,7 @@ class HuggingFace:
                 tokens.to(self._target.device),
                 attention_mask=mask.to(self._target.device),
                 generation_config=config,
-                assistant_model=assistant,
+                assistant_model=self._drafter if assisted else None,
             )
             answers += output[:, tokens.shape[1] :].tolist()
         return answers
@@ -104,15 +103,15 @@ def load(target: ModelSpec, drafter: ModelSpec) -> HuggingFace:
     return HuggingFace(load_model(target), load_model(drafter))
 
 
-def _assistant_config(draft_length: int | None) -> GenerationConfig:
+def _constant(draft_length: int | None) -> dict[str, Any]:
+    """Return the settings of an assistant that always drafts γ tokens."""
     if draft_length is None:
-        return GenerationConfig(pad_token_id=_PAD)
-    return GenerationConfig(
-        pad_token_id=_PAD,
-        num_assistant_tokens=draft_length,
-        num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.0,
-    )
+        return {}
+    return {
+        "num_assistant_tokens": draft_length,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
 
 
 def _pad_left(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,4 @@
-"""A target or drafter loop as in actors/replica/replica.py, with additions for measurements. Must not know its link.
-
-Draft lengths can be fixed, and steps can be timed while the loop is idle.
-"""
+"""A loop as in actors/replica/replica.py, with a fixed draft length if wanted, and with steps that can be timed."""
 
 import queue
 import time
@@ -10,13 +7,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
+
+from transformers.utils import logging
 
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
 from actors.replica.roles import Role as ReplicaRole
 from actors.replica.roles import make_loop
 from actors.wire.link import LocalLink
+from benchmarks.hosts import Child
+from engine.loading.checkpoint import ModelSpec
 from engine.model.cuda import use_own_stream
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from actors.wire.zmq_link import ReplicaZmqLink  # needs ZeroMQ, which a GPU machine may lack
 
 Role = Literal["target", "adaptive-target", "drafter", "both"]
-T = TypeVar("T")
+MakeRunner = Callable[[], Runner]
 Sweep = dict[int, float]  # seconds of a step, by tokens per row
 _CACHED = 160  # tokens before the timed ones: about the middle of an answer
 _ROUNDS = 3  # per call; a comparison calls once per repetition
@@ -37,8 +38,8 @@ _WARM_UP = 2  # rounds that are not counted
 class Times:
     """Seconds of one step on an otherwise idle machine, with the threads that the model has in the comparison."""
 
-    plain: Sweep  # a target with all threads, by tokens per row; t_1 is plain[1]
-    target: Sweep  # a target whose drafter is disaggregated, by tokens per row
+    plain: Sweep  # a target with all threads; t_1 is plain[1]
+    target: Sweep  # a target whose drafter is disaggregated
     draft_step_s: float  # t_draft
 
 
@@ -49,8 +50,8 @@ class MeasuredReplica:
         self,
         role: Role,
         link: "LocalLink | ReplicaZmqLink",
-        make_runner: Callable[[], Runner],
-        make_colocated: Callable[[], Runner] | None = None,
+        make_runner: MakeRunner,
+        make_colocated: MakeRunner | None = None,
     ) -> None:
         """
         make_runner: called in the loop's thread.
@@ -78,20 +79,11 @@ class MeasuredReplica:
 
     def sweep(self, *, rows: int, sizes: Sequence[int]) -> Sweep:
         """Time steps of `rows` rows for each number of tokens per row. The loop must have no requests."""
-        return self._in_loop(partial(time_steps, self._runner, rows=rows, sizes=sizes))
-
-    def restart(self) -> None:
-        """Begin again with a loop that has learned nothing. The loop must have no requests."""
-        self._in_loop(self._begin)
-        self._last_times = self._loop.times - self._loop.times
-
-    def _in_loop(self, work: Callable[[], T]) -> T:
-        """Return the result of a call in the loop's thread."""
-        future: Future[T] = Future()
+        future: Future[Sweep] = Future()
 
         def call() -> None:
             try:
-                future.set_result(work())
+                future.set_result(_time_steps(self._runner, rows, sizes))
             except Exception as error:
                 future.set_exception(error)
 
@@ -107,12 +99,9 @@ class MeasuredReplica:
     def _load(self) -> None:
         self._runner = self._make_runner()
         use_own_stream(self._runner.device)
-        self._colocated = None if self._make_colocated is None else self._make_colocated()
-        self._begin()
-
-    def _begin(self) -> None:
-        options = LoopOptions(adaptive=self._role != "target", colocated=self._colocated)
+        colocated = None if self._make_colocated is None else self._make_colocated()
         role: ReplicaRole = "target" if self._role == "adaptive-target" else self._role
+        options = LoopOptions(adaptive=self._role != "target", colocated=colocated)
         self._loop = make_loop(role, self._runner, self.link, options)
 
     def _turn(self) -> None:
@@ -121,8 +110,24 @@ class MeasuredReplica:
             self._calls.get()()
 
 
-def time_steps(runner: Runner, *, rows: int, sizes: Sequence[int]) -> Sweep:
-    """Return median seconds of a step with greedy sampling, by tokens per row. Overwrites the first slots."""
+def replica_process(role: Role, spec: ModelSpec, colocated: ModelSpec | None = None) -> Child[MeasuredReplica]:
+    """Start a process with a replica on a ZeroMQ link. colocated: a drafter in the target's process."""
+    assert spec.threads is not None
+    return Child(partial(_open, role, spec, colocated), threads=spec.threads)
+
+
+def _open(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredReplica:
+    from actors.replica.replica import load_runner
+    from actors.wire.zmq_link import ReplicaZmqLink
+
+    logging.disable_progress_bar()
+    link = ReplicaZmqLink(spec.name, "127.0.0.1")
+    make_colocated = None if colocated is None else partial(load_runner, colocated)
+    return MeasuredReplica(role, link, partial(load_runner, spec), make_colocated)
+
+
+def _time_steps(runner: Runner, rows: int, sizes: Sequence[int]) -> Sweep:
+    """Return median seconds of a step with greedy sampling. Overwrites the first slots."""
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for _ in range(_WARM_UP + _ROUNDS):
         for size in sizes:

@@ -1,24 +1,23 @@
-"""Worker for vLLM's own Python environment: JSON lines in, JSON lines out. Must not import other modules from here.
+"""Worker for vLLM's own Python environment: a line of JSON in, a line of JSON out. Nothing else of ours is there.
 
-First line in: {"model", "dtype", "streams"}; first line out: {"version"}. Then, for each
+`engine` decodes. First line in: {"model", "dtype", "streams"}; first line out: {"version"}. Then, for each
 {"prompts": [[id, …], …], "max_tokens", "temperature"}, one {"answers": [[id, …], …]}.
+
+`load` runs `vllm bench serve`. Each line in is a list of its arguments, each line out its result.
 """
 
 import json
 import os
 import sys
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 
-def main(questions: TextIO, answers: TextIO) -> None:
-    """Load the model, then answer until the input ends."""
+def decode(questions: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """Load the model, then yield answers."""
     import vllm  # type: ignore[import-not-found]  # in the other environment only
 
-    def write(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
-    setup = json.loads(questions.readline())
+    setup = next(questions)
     model = vllm.LLM(
         model=setup["model"],
         dtype=setup["dtype"],
@@ -28,21 +27,35 @@ def main(questions: TextIO, answers: TextIO) -> None:
         disable_log_stats=True,
         seed=0,
     )
-    write({"version": vllm.__version__})
-    for line in questions:
-        question = json.loads(line)
+    yield {"version": vllm.__version__}
+    for question in questions:
         params = vllm.SamplingParams(
-            max_tokens=question["max_tokens"],
-            temperature=question["temperature"],
-            ignore_eos=True,
-            detokenize=False,
+            max_tokens=question["max_tokens"], temperature=question["temperature"], ignore_eos=True, detokenize=False
         )
         prompts = [{"prompt_token_ids": tokens} for tokens in question["prompts"]]
         outputs = model.generate(prompts, params, use_tqdm=False)
-        write({"answers": [list(output.outputs[0].token_ids) for output in outputs]})
+        yield {"answers": [list(output.outputs[0].token_ids) for output in outputs]}
+
+
+def load(questions: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the result of each load."""
+    from vllm.benchmarks import serve  # type: ignore[import-not-found]
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
+
+    parser = FlexibleArgumentParser()
+    serve.add_cli_args(parser)
+    for arguments in questions:
+        yield serve.main(parser.parse_args(arguments))
+
+
+def main(role: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each line."""
+    answers = {"engine": decode, "load": load}[role]
+    return map(json.dumps, answers(map(json.loads, lines)))
 
 
 if __name__ == "__main__":
     private = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what vLLM prints goes to the log
-    main(sys.stdin, private)
+    for answer in main(sys.argv[1], sys.stdin):
+        print(answer, file=private, flush=True)

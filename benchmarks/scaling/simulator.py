@@ -80,30 +80,26 @@ class _StepResult:
 class _Inbox:
     """Batches of messages that have arrived, and an event for the next one."""
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
         self._batches: list[list[Any]] = []
-        self._arrival = world.env.event()
+        self.arrival = env.event()  # of the next batch; already triggered if one has arrived
 
     def deliver(self, batch: list[Any], delay_s: float) -> None:
         """Deliver a batch after a delay."""
-        self._world.env.timeout(delay_s).callbacks.append(lambda _: self._arrive(batch))
+        self._env.timeout(delay_s).callbacks.append(lambda _: self._arrive(batch))
 
     def _arrive(self, batch: list[Any]) -> None:
         self._batches.append(batch)
-        if not self._arrival.triggered:
-            self._arrival.succeed()
+        if not self.arrival.triggered:
+            self.arrival.succeed()
 
     def take(self) -> list[list[Any]]:
         """Return all batches that have arrived."""
         batches, self._batches = self._batches, []
-        if self._arrival.triggered:
-            self._arrival = self._world.env.event()
+        if self.arrival.triggered:
+            self.arrival = self._env.event()
         return batches
-
-    def arrival(self) -> simpy.Event:
-        """Return the event of the next batch; already triggered if one has arrived."""
-        return self._arrival
 
 
 class _Coordinator:
@@ -111,14 +107,14 @@ class _Coordinator:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self.inbox = _Inbox(world)
+        self.inbox = _Inbox(world.env)
         self.busy_s = 0.0
         world.env.process(self._run())
 
     def _run(self) -> Process:
         scenario = self._world.scenario
         while True:
-            yield self.inbox.arrival()
+            yield self.inbox.arrival
             batches = self.inbox.take()
             verdicts = [verdict for batch in batches for verdict in batch]
             cost_s = len(batches) * scenario.coordinator_batch_s + len(verdicts) * scenario.coordinator_verdict_s
@@ -134,7 +130,7 @@ class _Target:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self.inbox = _Inbox(world)
+        self.inbox = _Inbox(world.env)
         self.rows: list[_Row] = []
         self.busy_s = 0.0
         self._draft_token_s: float | None = None
@@ -150,7 +146,7 @@ class _Target:
             self._receive()
             wait_s = max(row.deadline_s for row in self.rows) - env.now if any(map(self._waits, self.rows)) else 0.0
             if wait_s > 0:
-                yield env.any_of([self.inbox.arrival(), env.timeout(wait_s)])
+                yield env.any_of([self.inbox.arrival, env.timeout(wait_s)])
                 continue
             yield from self._turn(list(self.rows))
 
@@ -202,8 +198,6 @@ class _Target:
         world.committed += count
         if row.remaining == 0:
             self.rows.remove(row)
-            if not world.first_end.triggered:
-                world.first_end.succeed()
         return _StepResult(row, row.committed, row.branch, finished=row.remaining == 0)
 
     def _plan(self) -> None:
@@ -243,7 +237,7 @@ class _Drafter:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self.inbox = _Inbox(world)
+        self.inbox = _Inbox(world.env)
         self.rows: list[_Row] = []
         self.busy_s = 0.0
         world.env.process(self._run())
@@ -253,7 +247,7 @@ class _Drafter:
             self._receive()
             drafting = [row for row in self.rows if row.ahead_to < row.known + self._lookahead(row)]
             if not drafting:
-                yield self.inbox.arrival()
+                yield self.inbox.arrival
                 continue
             cost_s = self._world.scenario.drafter_turn_s(len(drafting), len(drafting))
             self.busy_s += cost_s
@@ -288,7 +282,6 @@ class World:
         self.scenario = scenario
         self.env = simpy.Environment()
         self.committed = 0
-        self.first_end = self.env.event()  # triggered when the first answer ends
         self._random = random.Random(scenario.seed)
         self.coordinators = [_Coordinator(self) for _ in range(scenario.coordinators)]
         self.targets = [_Target(self) for _ in range(scenario.targets)]
@@ -336,7 +329,7 @@ class Outcome:
     coordinator_use: float
 
 
-def simulate(scenario: Scenario, *, seconds: float, warm_up_s: float) -> Outcome:
+def simulate(scenario: Scenario, seconds: float, warm_up_s: float) -> Outcome:
     """Run a scenario. seconds: simulated, after the warm-up."""
     world = World(scenario)
     world.env.run(until=warm_up_s)
@@ -349,13 +342,6 @@ def simulate(scenario: Scenario, *, seconds: float, warm_up_s: float) -> Outcome
         drafter_s / seconds / scenario.drafters if scenario.drafters else 0.0,
         coordinator_s / seconds / scenario.coordinators,
     )
-
-
-def rate_of_one_round(scenario: Scenario) -> float:
-    """Return tokens per second from the start until the first answer ends."""
-    world = World(scenario)
-    world.env.run(until=world.first_end)
-    return world.committed / float(world.env.now)
 
 
 def _totals(world: World) -> tuple[float, float, float, float]:

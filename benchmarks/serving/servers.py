@@ -1,57 +1,22 @@
-"""The servers under load: Consort on this process's own Ray, and vLLM in a child process."""
+"""The servers under load: Consort on this process's own Ray or as `consort serve`, and vLLM's."""
 
-import os
-import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
-from actors.wire.messages import ReplicaAddress
-from benchmarks.serving.server_process import ServerProcess
+import yaml
+
+from benchmarks.processes import Server, free_port, vllm_environment
 from cli.serving.cluster import serving
-from deployments.configuration.config import ServerConfig, parse_config
+from decoding.errors import ConsortError
+from deployments.client import Client
+from deployments.configuration.config import ServerConfig
 
 MODEL = "bench"  # the model's name on every server
 _START_S = 300.0  # vLLM compiles the model before it answers
-_NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # prefixes of variables
-
-
-def make_config(
-    target: Path,
-    drafter: Path | None,
-    *,
-    heads: Path | None = None,
-    dtype: str,
-    drafter_dtype: str,
-    target_threads: int,
-    drafter_threads: int,
-    slots: int,
-    draft_length: int,
-    colocated: bool,
-    ngram: bool = False,
-) -> ServerConfig:
-    """Build the server's configuration.
-
-    heads: an EAGLE-3 head, in the target's process. colocated: it runs the drafter, too, with the threads of both.
-    ngram: the text itself drafts, too.
-    """
-    common = {"device": "cpu", "slots": slots}
-    threads = target_threads + drafter_threads * colocated
-    models: dict[str, object] = {"target": {"path": str(target), "dtype": dtype, "threads": threads, **common}}
-    endpoint: dict[str, object] = {"target": "target", "draft_length": draft_length}
-    if drafter is not None:
-        drafter_options = {"colocated_with": "target"} if colocated else {"threads": drafter_threads, "slots": slots}
-        models["drafter"] = {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **drafter_options}
-        endpoint["drafter"] = "drafter"
-    if heads is not None:
-        endpoint["heads"] = {"path": str(heads), "kind": "eagle3"}
-    if ngram:
-        endpoint["ngram"] = {}
-    document = {"models": models, "endpoints": {MODEL: endpoint}, "http": {"port": free_port()}}
-    return parse_config(document, folder=Path.cwd())
 
 
 @contextmanager
@@ -61,17 +26,34 @@ def our_server(config: ServerConfig) -> Iterator[str]:
         yield config.http.url
 
 
-def replica_addresses(config: ServerConfig) -> list[ReplicaAddress]:
-    """Return the addresses of the running server's replicas."""
-    from ray import serve
+class ConsortServer(Server):
+    """`consort serve` in a process of its own, on a free port."""
 
-    from deployments.replicas.environment import APP_NAME, deployment_name
+    def __init__(self, config: ServerConfig, *, folder: Path) -> None:
+        """folder: for the configuration file and the log."""
+        config.http.port = free_port()
+        self.url = config.http.url
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "http-server.yaml"
+        file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
+        command = [sys.executable, "-m", "cli", "serve", str(file)]
+        super().__init__(command, ready=self._has_all, start_s=_START_S, log=folder / "http-server.log")
 
-    handles = (serve.get_deployment_handle(deployment_name(*pair), APP_NAME) for pair in config.roles().items())
-    return [answer.address for handle in handles for answer in handle.broadcast("address").results(timeout_s=10)]
+    def _has_all(self) -> bool:
+        try:
+            status = Client(self.url).get("/v1/status").document
+        except ConsortError:
+            return False
+        return bool(status.get("status") == "ready" and len(status["replicas"]) > 1)
+
+    def read_metrics(self) -> str:
+        """Return the text of /metrics."""
+        with urlopen(f"{self.url}/metrics", timeout=10) as response:
+            text: str = response.read().decode()
+        return text
 
 
-class VllmServer(ServerProcess):
+class VllmServer(Server):
     """vLLM's OpenAI server over the same checkpoint."""
 
     def __init__(self, python: Path, model: Path, *, dtype: str, slots: int, threads: int | None, log: Path) -> None:
@@ -90,35 +72,16 @@ class VllmServer(ServerProcess):
         arguments = [str(part) for pair in options.items() for part in pair]
         super().__init__(
             [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments],
-            ready=partial(_healthy, self.url),
+            ready=partial(_is_healthy, self.url),
             start_s=_START_S,
             log=log,
-            environment=_environment(threads),
+            environment=vllm_environment(threads),
         )
 
 
-def free_port() -> int:
-    """Return a free port on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def _healthy(url: str) -> bool:
+def _is_healthy(url: str) -> bool:
     try:
         with urlopen(f"{url}/health", timeout=5) as response:
             return bool(response.status == 200)
-    except (URLError, OSError):
+    except OSError:
         return False
-
-
-def _environment(threads: int | None) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-    cores = sorted(os.sched_getaffinity(0))[:threads]
-    return inherited | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "auto" if threads is None else ",".join(map(str, cores)),
-        "VLLM_NO_USAGE_STATS": "1",
-    }

@@ -5,23 +5,20 @@ the tables: docs/performance.md.
 """
 
 import argparse
-import cProfile
 import gc
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.report import write
-from benchmarks.step_budget.chain import ChainStage
-from benchmarks.step_budget.fake_results import fake_results
 from benchmarks.step_budget.finding import Finding, Graphs, as_text, excesses
+from benchmarks.step_budget.host import fake_results
 from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
 from benchmarks.step_budget.shapes import SHAPES
-from benchmarks.step_budget.stage import Load, Stage
+from benchmarks.step_budget.stage import ChainStage, Load, Stage
 from decoding.sampling.params import SamplingParams
 
 _STEPS = 40  # whose median counts
@@ -57,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vocabulary", type=int, default=128000)
     parser.add_argument("--case", choices=_CASES, action="append", help="may be repeated; default: all")
     parser.add_argument("--steps", type=int, default=_STEPS, help="whose median is the host's time")
-    parser.add_argument("--profile", type=Path, help="write a profile of the host's time here, for `pstats`")
     parser.add_argument("--check", action="store_true", help="fail if a number is above its budget")
     parser.add_argument("--output", type=Path, default=Path(".bench/step_budget.json"))
     options = parser.parse_args(arguments)
@@ -65,13 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with fake_results(), skipped_kernels():
         findings, graphs = _measure(options)
     print(as_text(findings, graphs))
-    write(
-        options.output,
-        "benchmarks.step_budget",
-        vars(options),
-        findings=[finding.as_json() for finding in findings],
-        graphs=graphs._asdict(),
-    )
+    as_json = [finding.as_json() for finding in findings]
+    write(options.output, "benchmarks.step_budget", vars(options), findings=as_json, graphs=graphs._asdict())
     lines = excesses(findings, graphs)
     print("\n".join(lines))
     return 1 if options.check and lines else 0
@@ -115,10 +106,7 @@ def _find_step(metered: MeteredRunner, name: str, options: argparse.Namespace) -
     load = Load(options.rows, options.width if drafts else 1, options.context, params)
     with Stage(metered, load) as stage:
         traffic = stage.traffic()
-        with cProfile.Profile() if options.profile else nullcontext() as profile:
-            host_s, exposed_s = stage.host_s(options.steps)
-    if profile is not None:
-        profile.dump_stats(options.profile)
+        host_s, exposed_s = stage.host_s(options.steps)
     times = options.many // options.rows
     finding = Finding(name, traffic, _floor(metered, load), 1e3 * host_s, 1e3 * exposed_s)
     if times < 2:

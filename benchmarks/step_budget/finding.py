@@ -12,6 +12,16 @@ from benchmarks.step_budget.traffic import Traffic
 
 _BUDGET = Path(__file__).with_name("budget.json")
 _BYTES_PER_S = 3.35e12  # of an H100's memory
+_COLUMNS = {  # of the second table
+    "kernels": "kernels",
+    "copies_to_device": "to device",
+    "copies_to_host": "to host",
+    "waits": "waits",
+    "host_ms": "host ms",
+    "exposed_ms": "exposed",
+    "host_ms_of_many": "host ms of many",
+    "host_of_linear": "of linear",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +36,11 @@ class Finding:
     host_ms_of_many: float | None = None  # with `times` as many rows
     times: int = 1
 
-    @property
-    def bytes_of_floor(self) -> float:
-        return self.traffic.bytes / sum(self.floor.values())
-
-    @property
-    def host_of_linear(self) -> float | None:
-        """The host's time with many rows, relative to what the time with few predicts."""
-        return None if self.host_ms_of_many is None else self.host_ms_of_many / (self.times * self.host_ms)
-
-    def as_json(self) -> dict[str, object]:
-        traffic = self.traffic
+    def numbers(self) -> dict[str, float | None]:
+        """Return what is printed and checked. `host_of_linear`: with many rows, beside what few rows predict."""
+        traffic, many_ms = self.traffic, self.host_ms_of_many
         return {
-            "name": self.name,
-            "bytes": {
-                category: {
-                    "read": traffic.read[category],
-                    "written": traffic.written[category],
-                    "floor": self.floor.get(category, 0),
-                }
-                for category in CATEGORIES
-            },
-            "bytes_of_floor": self.bytes_of_floor,
+            "bytes_of_floor": traffic.bytes / sum(self.floor.values()),
             "kernels": traffic.kernels,
             "copies_to_device": traffic.to_device,
             "bytes_to_device": traffic.to_device_bytes,
@@ -56,9 +49,17 @@ class Finding:
             "waits": traffic.waits,
             "host_ms": self.host_ms,
             "exposed_ms": self.exposed_ms,
-            "host_ms_of_many": self.host_ms_of_many,
-            "host_of_linear": self.host_of_linear,
+            "host_ms_of_many": many_ms,
+            "host_of_linear": None if many_ms is None else many_ms / (self.times * self.host_ms),
         }
+
+    def as_json(self) -> dict[str, object]:
+        read, written = self.traffic.read, self.traffic.written
+        sizes = {
+            name: {"read": read[name], "written": written[name], "floor": self.floor.get(name, 0)}
+            for name in CATEGORIES
+        }
+        return {"name": self.name, "bytes": sizes, **self.numbers()}
 
 
 class Graphs(NamedTuple):
@@ -72,62 +73,35 @@ class Graphs(NamedTuple):
 
 def as_text(findings: list[Finding], graphs: Graphs) -> str:
     """Return two tables, bytes beside their floor and the rest, and a line about graphs."""
-    head = ["GB", *CATEGORIES, "all", "floor", "ratio", "ms at 3.35 TB/s", "floor"]
-    rows = []
+    rows, other_rows = [], []
     for finding in findings:
-        traffic, floor = finding.traffic, sum(finding.floor.values())
-        parts = [traffic.read[category] + traffic.written[category] for category in CATEGORIES]
-        rows.append(
-            [
-                finding.name,
-                *(f"{part / 1e9:.2f}" for part in (*parts, traffic.bytes, floor)),
-                f"{finding.bytes_of_floor:.2f}",
-                *(f"{size / _BYTES_PER_S * 1e3:.1f}" for size in (traffic.bytes, floor)),
-            ]
+        traffic, floor, numbers = finding.traffic, sum(finding.floor.values()), finding.numbers()
+        sizes = [*(traffic.read[name] + traffic.written[name] for name in CATEGORIES), traffic.bytes, floor]
+        least_ms = (f"{size / _BYTES_PER_S * 1e3:.1f}" for size in (traffic.bytes, floor))
+        gigabytes = (f"{size / 1e9:.2f}" for size in sizes)
+        rows.append([finding.name, *gigabytes, f"{numbers['bytes_of_floor']:.2f}", *least_ms])
+        chosen = (numbers[name] for name in _COLUMNS)
+        other_rows.append(
+            [finding.name, *("" if n is None else str(n) if isinstance(n, int) else f"{n:.2f}" for n in chosen)]
         )
-    other_head = [
-        "a step",
-        "kernels",
-        "to device",
-        "to host",
-        "waits",
-        "host ms",
-        "exposed",
-        "host ms of many",
-        "of linear",
-    ]
-    other_rows = [
-        [
-            finding.name,
-            *(str(getattr(finding.traffic, name)) for name in ("kernels", "to_device", "to_host", "waits")),
-            f"{finding.host_ms:.2f}",
-            *(
-                "" if number is None else f"{number:.2f}"
-                for number in (finding.exposed_ms, finding.host_ms_of_many, finding.host_of_linear)
-            ),
-        ]
-        for finding in findings
-    ]
+    head = ["GB", *CATEGORIES, "all", "floor", "ratio", "ms at 3.35 TB/s", "floor"]
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in graphs._asdict().items())
-    return f"{table(head, rows)}\n\n{table(other_head, other_rows)}\n\ngraphs: {counts}"
+    return f"{table(head, rows)}\n\n{table(['a step', *_COLUMNS.values()], other_rows)}\n\ngraphs: {counts}"
 
 
 def excesses(findings: list[Finding], graphs: Graphs) -> list[str]:
     """Return a line for each number above its budget."""
     budget: dict[str, Any] = json.loads(_BUDGET.read_text(encoding="utf-8"))
-    lines = []
-
-    def check(what: str, value: float | None, limit: float | None) -> None:
-        if value is not None and limit is not None and value > limit:
-            lines.append(f"{what}: {value:.4g}, but the budget is {limit:.4g}")
-
+    numbers: dict[str, tuple[float | None, float | None]] = {
+        "graphs": (sum(graphs), budget["graphs"]),
+        "graphs captured after the start": (graphs.later + graphs.drafter_later, budget["graphs_after_start"]),
+    }
     for finding in findings:
-        numbers = finding.as_json()
-        for name in ("bytes_of_floor", "host_ms", "host_of_linear", "copies_to_host", "copies_to_device", "waits"):
-            value = numbers[name]
-            assert value is None or isinstance(value, int | float)
-            limit = budget[name]
-            check(f"{finding.name}: {name}", value, limit.get(finding.name) if isinstance(limit, dict) else limit)
-    check("graphs", sum(graphs), budget["graphs"])
-    check("graphs captured after the start", graphs.later + graphs.drafter_later, budget["graphs_after_start"])
-    return lines
+        for name, value in finding.numbers().items():
+            limit = budget.get(name)
+            numbers[f"{finding.name}: {name}"] = (value, limit.get(finding.name) if isinstance(limit, dict) else limit)
+    return [
+        f"{what}: {value:.4g}, but the budget is {limit:.4g}"
+        for what, (value, limit) in numbers.items()
+        if value is not None and limit is not None and value > limit
+    ]

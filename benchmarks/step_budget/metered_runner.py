@@ -1,9 +1,9 @@
-"""A runner on the `meta` device, whose graphs are counted. It knows nothing of requests."""
+"""A runner on the `meta` device, whose graphs are counted."""
 
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +13,44 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from benchmarks.step_budget.recorder import FakeCapture
 from benchmarks.step_budget.shapes import meta_model
-from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, storage
+from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, Traffic, storage
 from decoding.sampling import sampler
 from engine.kernels.attention import RaggedBatch
 from engine.model import attention as interface
+from engine.model.cuda import Replay
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 WEIGHTS, KEYS_AND_VALUES, LOGITS = "weights", "keys and values", "logits"
 CATEGORIES = (WEIGHTS, KEYS_AND_VALUES, LOGITS, ACTIVATIONS)
+
+
+class FakeCapture:
+    """Stands for CUDA graphs: a capture runs the call once and notes what it costs, a replay costs that again."""
+
+    def __init__(self, make_meter: Callable[[], AbstractContextManager[Meter]]) -> None:
+        self.captured = 0
+        self.capturing = False
+        self.traffic: Traffic | None = None  # where replays are counted
+        self.on_replay: Callable[[], None] = lambda: None
+        self._make_meter = make_meter
+
+    def __call__(self, run: Replay) -> Replay:
+        """Capture a call, as `GraphRecorder` asks."""
+        self.captured += 1
+        self.capturing = True
+        with self._make_meter() as meter:
+            output = run()
+        self.capturing = False
+
+        def replay() -> Tensor:
+            if self.traffic is not None:
+                self.traffic.add(meter.traffic)
+            self.on_replay()
+            return output
+
+        return replay
 
 
 class MeteredRunner:
@@ -82,6 +109,14 @@ class MeteredRunner:
             stack.enter_context(meter.one_kernel(sys.modules[__name__], "shape_of_choice", _choice_bytes))
             stack.enter_context(meter)
             yield meter
+
+    @contextmanager
+    def metered_replays(self) -> Iterator[Meter]:
+        """Count what runs on the device, and what replays stand for."""
+        with self.metered() as meter:
+            self.capture.traffic = meter.traffic
+            yield meter
+            self.capture.traffic = None
 
     def _category(self, tensor: Tensor) -> str:
         if storage(tensor) in self._weights:

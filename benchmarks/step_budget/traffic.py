@@ -1,7 +1,7 @@
 """Counts what operators on a device read and write: every argument once, every result once, views nothing.
 
-A kernel that goes over its data several times, as a sort does, counts once, so sums are lower bounds. It knows nothing
-of models: storages have categories, and functions that stand for one kernel are declared (`one_kernel`).
+A kernel that goes over its data several times, as a sort does, counts once, so sums are lower bounds. Storages have
+categories, and functions that stand for one kernel are declared (`one_kernel`).
 """
 
 from collections import Counter

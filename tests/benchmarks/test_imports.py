@@ -8,15 +8,15 @@ import pytest
 MISSING = ["bitsandbytes", "click", "fastapi", "matplotlib", "openai", "pydantic", "ray", "rich", "uvicorn", "zmq"]
 
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({MISSING}))\n"  # an import of these now fails
-BENCHMARK = "from benchmarks.gpu import main; main(['--help'])"
+BENCHMARK = "from benchmarks.__main__ import main; main(['--help'])"
 STEPS = (
-    "from benchmarks.gpu_steps import main\n"
-    "sys.argv = ['', *'--shape tiny --vocabulary 500 --rows 2 --context 64'.split()]; sys.exit(main())"
+    "from benchmarks.gpu.__main__ import main\n"
+    "sys.exit(main('steps --shape tiny --vocabulary 500 --rows 2 --context 64'.split()))"
 )
 TESTS = "import pytest; sys.exit(pytest.main(['-c', '/dev/null', '--rootdir=.', '--collect-only', '-q', 'tests/gpu']))"
 
 
-PROGRAMS = [(BENCHMARK, "--cpu-drafter"), (STEPS, "0 of 40 tokens"), (TESTS, "test_a_step_waits_nowhere")]
+PROGRAMS = [(BENCHMARK, "--gpu"), (STEPS, "0 of 40 tokens"), (TESTS, "test_a_step_waits_nowhere")]
 
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.serving.servers import free_port
+from benchmarks.processes import free_port
 from deployments.configuration.paths import ROOT
 from tests.server.conftest import requests_by_coordinator
 

@@ -99,7 +99,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 
 def main() -> None:
     """Compile all kernels with the shapes of an 8 B model in bfloat16."""
-    from benchmarks.micro.gpu_kernels import text_batch
+    from benchmarks.gpu.kernels import text_batch
     from decoding.kernels.triton_choice import choose
     from engine.kernels import triton_elementwise as elementwise
     from engine.kernels import triton_linear as linear

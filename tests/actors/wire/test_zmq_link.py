@@ -20,8 +20,8 @@ from actors.wire.link import Envelope, Link
 from actors.wire.logits_codec import PackedLogits
 from actors.wire.messages import Admit, Cancel, Heartbeat, LogitsReply, Message, Offer, Report
 from actors.wire.zmq_link import ConnectingZmqLink, PeerRoutes, ReplicaZmqLink, name_with_key, new_routing_id
-from benchmarks.chaos.proxy import Relays
 from decoding.sampling.params import SamplingParams
+from tests.chaos.proxy import Relays
 from tests.support.waiting import wait_until
 
 

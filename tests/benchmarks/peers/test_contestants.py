@@ -1,6 +1,5 @@
 """Every contestant writes the text of an independent reference. Speed is not tested."""
 
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -9,16 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.comparison import interleave
-from benchmarks.comparison.run import run_comparison
+from benchmarks.findings import run_comparison
+from benchmarks.hosts import Local
+from benchmarks.peers import contestant as turns
 from benchmarks.peers import vllm_worker
-from benchmarks.peers.alternation import Alternation, AlternationContestant
-from benchmarks.peers.contestant import Contestant
-from benchmarks.peers.hosts import Local
+from benchmarks.peers.consort import in_threads, measure_times
+from benchmarks.peers.contestant import Contestant, Workload
 from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
-from benchmarks.peers.in_process import running
-from benchmarks.peers.ours import measure_times
-from benchmarks.peers.workload import Workload
 from engine.model.runner import Runner
 from tests.support import reference
 from tests.support.models import tiny_model
@@ -38,18 +34,17 @@ def runner(family: str) -> Runner:
 
 
 @pytest.mark.parametrize("workload", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("draft_length", [1, 4])
-@pytest.mark.parametrize("drafter", ["llama-gqa", "llama"])
-def test_alternation(workload: Workload, draft_length: int, drafter: str) -> None:
-    models = Local(Alternation(runner("llama-gqa"), runner(drafter)))
-    contestant = AlternationContestant(models, draft_length=draft_length)
-    assert contestant.run(workload) == expected(workload)
-    activity = contestant.activity()
-    assert activity.statistics.committed == 17 * len(PROMPTS)
-    assert activity.target.steps > 0
-    if drafter == "llama-gqa":
-        assert activity.statistics.accepted == activity.statistics.drafted
-    assert contestant.activity().statistics.steps == 0
+def test_alternation(workload: Workload) -> None:
+    target = runner("llama-gqa")
+    with in_threads(target, {"Consort": lambda: runner("llama-gqa")}, draft_lengths=[1, 4], most=4) as ours:
+        alternating = [contestant for contestant in ours if contestant.kind == "alternation"]
+        assert [contestant.name for contestant in alternating] == ["alternation, γ = 1", "alternation, γ = 4"]
+        for contestant in alternating:
+            assert contestant.run(workload) == expected(workload)
+            activity = contestant.activity()
+            assert activity.statistics.committed == 17 * len(PROMPTS)
+            assert activity.statistics.accepted == activity.statistics.drafted > 0
+            assert contestant.activity().statistics.steps == 0
 
 
 @pytest.mark.parametrize("draft_length", [None, 4])
@@ -65,23 +60,24 @@ def test_hugging_face(draft_length: int | None) -> None:
 
 @pytest.mark.parametrize("workload", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_whole_comparison(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleave, "_SETTLING_S", 0.0)
+    monkeypatch.setattr(turns, "_SETTLING_S", 0.0)
     models = Local(HuggingFace(tiny_model("llama-gqa"), tiny_model("llama")))
-    with running(runner("llama-gqa"), {"Consort": lambda: runner("llama")}, draft_lengths=[2], most=3) as ours:
+    with in_threads(runner("llama-gqa"), {"Consort": lambda: runner("llama")}, draft_lengths=[2], most=3) as ours:
         contestants: Sequence[Contestant] = [HuggingFaceContestant(models), *ours]
         comparison = run_comparison(
             contestants,
             workload,
             models=models,
-            measure=lambda: {"Consort": measure_times(ours[0], ours[1], streams=2, draft_lengths=[1, 2, 3])},
+            measure=lambda: {"Consort": measure_times(ours[0], ours[2], streams=2, draft_lengths=[1, 2, 3])},
             repetitions=2,
             prompts=2,
             report=lambda line: None,
         )
-    assert len(comparison.times_by_repetition) == 2
+    assert all(len(score.tokens_per_s) == 2 for score in comparison.scores)
     assert [score.name for score in comparison.scores] == [
         "HF, plain",
         "Consort, plain",
+        "alternation, γ = 2",
         "Consort, γ = 2",
         "Consort, adaptive, γ ≤ 3",
     ]
@@ -91,6 +87,7 @@ def test_a_whole_comparison(workload: Workload, monkeypatch: pytest.MonkeyPatch)
         assert score.activity.statistics.committed == 2 * 2 * 17
     assert (comparison.scores[0].sameness is None) == (workload is SAMPLED)
     assert [speculation.name for speculation in comparison.speculations] == [
+        "alternation, γ = 2",
         "Consort, γ = 2",
         "Consort, adaptive, γ ≤ 3",
     ]
@@ -119,9 +116,8 @@ def test_the_worker_of_vllm_answers_line_by_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "vllm", fake)
     setup = {"model": "folder", "dtype": "float32", "streams": 2}
     question = {"prompts": [[7, 1], [8, 2]], "max_tokens": 3, "temperature": 0.0}
-    answers = io.StringIO()
-    vllm_worker.main(io.StringIO("".join(json.dumps(line) + "\n" for line in (setup, question))), answers)
-    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
+    answers = vllm_worker.main("engine", [json.dumps(line) for line in (setup, question)])
+    assert [json.loads(line) for line in answers] == [
         {"version": "0"},
         {"answers": [[7, 7, 7], [8, 8, 8]]},
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.step_budget.fake_results import fake_results
+from benchmarks.step_budget.host import fake_results
 from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
 from benchmarks.step_budget.traffic import ACTIVATIONS, Traffic
 from engine.model.ragged_batch import RowInput

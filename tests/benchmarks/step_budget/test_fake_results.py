@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.step_budget.__main__ import main
-from benchmarks.step_budget.fake_results import fake_results
+from benchmarks.step_budget.host import fake_results
 from benchmarks.step_budget.traffic import Meter
 
 

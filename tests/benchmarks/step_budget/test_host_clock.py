@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.step_budget.fake_results import fake_results
-from benchmarks.step_budget.host_clock import HostClock
+from benchmarks.step_budget.host import HostClock, fake_results
 
 _BUSY_S = 0.02
 

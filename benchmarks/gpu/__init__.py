@@ -1,0 +1,1 @@
+"""What Consort does on one GPU."""
