@@ -16,6 +16,14 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int8": 1.0}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
+_GGUF_FIELDS = {  # what config.json calls them, and .gguf files
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "hidden_size": "embedding_length",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +47,46 @@ def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) 
     """
     if is_gguf(path):
         folder, file = converted_folder(path, model.dtype), local_file(path)
-        if folder is not None:
-            return _size_of_folder(folder, model, None)
-        return None if file is None else _size_of_gguf(file, model)
-    return _size_of_folder(Path(path), model, weights_bytes)
+        if folder is None:
+            return None if file is None else _size_of_gguf(file, model)
+        path, weights_bytes = str(folder), None
+    return _size_of_folder(Path(path), model, weights_bytes) if Path(path).is_dir() else None
 
 
 def _size_of_folder(folder: Path, model: ModelConfig, weights_bytes: int | None) -> ModelSize | None:
-    if not folder.is_dir():
-        return None
     config = read_header(folder)
     files = list(folder.glob("model*.safetensors")) or folder.glob("*.safetensors")  # some have all weights twice
     tensors = [each for file in files for each in tensors_in(file).items()]
     stored = sum(size for _, (_, size) in tensors) or weights_bytes
-    if not stored:
-        return None
+    return _size(config, model, [(name, shape) for name, (shape, _) in tensors], stored) if stored else None
+
+
+def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize:
+    """Return the size that a file will have, converted, by its own header."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+        name = reader.fields["general.architecture"].contents()
+        fields = {key.removeprefix(f"{name}."): field for key, field in reader.fields.items()}
+        config = {key: fields[field].contents() for key, field in _GGUF_FIELDS.items() if field in fields}
+    except Exception as error:  # what the reader of a broken file raises is not documented
+        raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
+    shapes = [(tensor.name, tensor.shape.tolist()) for tensor in reader.tensors]
+    stored = _ITEM_BYTES["bfloat16"] * sum(math.prod(shape) for _, shape in shapes)
+    return _size(config, model, shapes, stored)
+
+
+def _size(
+    config: Mapping[str, Any], model: ModelConfig, shapes: Sequence[tuple[str, Sequence[int]]], stored: int
+) -> ModelSize:
+    """Return the size of a model as it is loaded.
+
+    Args:
+        shapes: of all tensors, with their names; []: unknown.
+        stored: bytes of all weights on disk.
+    """
     quantized_before = "quantization_config" in config
-    shapes = [(name, shape) for name, (shape, _) in tensors]
     count = sum(math.prod(shape) for _, shape in shapes)
     stored_item = stored / count if count else _ITEM_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
     total = count or stored / stored_item  # an estimate where only the bytes are known
@@ -113,37 +144,3 @@ def _positions(config: Mapping[str, Any]) -> int | None:
 
 def _first(config: Mapping[str, Any], *names: str) -> int | None:
     return next((value for name in names if isinstance(value := config.get(name), int)), None)
-
-
-def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize | None:
-    """Return the size that a file will have, converted, by its own header."""
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(file)
-        name = reader.fields["general.architecture"].contents()
-        fields = {
-            key.removeprefix(f"{name}."): field.contents()
-            for key, field in reader.fields.items()
-            if key[:9] != "tokenizer"
-        }
-    except Exception as error:  # what the reader of a broken file raises is not documented
-        raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
-    item = _ITEM_BYTES.get(model.dtype, 2)
-    config = {
-        "num_hidden_layers": fields.get("block_count"),
-        "num_attention_heads": fields.get("attention.head_count"),
-        "num_key_value_heads": fields.get("attention.head_count_kv"),
-        "hidden_size": fields.get("embedding_length"),
-        "head_dim": fields.get("attention.key_length"),
-    }
-    numbers = _kv_numbers(config)
-    needed = float(sum(int(tensor.n_elements) for tensor in reader.tensors) * item)
-    if model.quantization is not None:
-        linear = _linear_numbers((tensor.name, tensor.shape.tolist()) for tensor in reader.tensors)
-        needed -= linear * (item - _QUANTIZED_BYTES[model.quantization])
-    return ModelSize(
-        weights_bytes=int(needed),
-        kv_bytes=None if numbers is None else numbers * (_ITEM_BYTES.get(model.kv_dtype) or item),
-        positions=_first(fields, "context_length"),
-    )
