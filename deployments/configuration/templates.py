@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError
 from jinja2.ext import loopcontrols
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -58,14 +58,9 @@ class PromptTemplate:
             raise InvalidRequestError(f"{field}.{unknown[0]}: {reason}", field=field)
         try:
             return self._template.render(variables)
-        except UndefinedError as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             missing = [name for name in self.variables if str(error) == f"'{name}' is undefined"]
+            reason = f"{field}: the template {self.name!r} can't use them: {error}"
             if missing:
                 reason = f"{field}.{missing[0]}: is required by the template {self.name!r}"
-                raise InvalidRequestError(reason, field=field) from error
-            raise self._refusal(error, field) from error
-        except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise self._refusal(error, field) from error
-
-    def _refusal(self, error: Exception, field: str) -> InvalidRequestError:
-        return InvalidRequestError(f"{field}: the template {self.name!r} can't use them: {error}", field=field)
+            raise InvalidRequestError(reason, field=field) from error

@@ -14,7 +14,6 @@ from deployments.configuration.model import ScalingConfig
 from deployments.scaling.policy import ScalingRules
 
 if TYPE_CHECKING:  # Ray takes a second to import, and the server's status has to know `Placement` only
-    from ray.serve._private.config import DeploymentConfig
     from ray.serve.config import AutoscalingConfig
     from ray.serve.schema import ServeApplicationSchema
 
@@ -122,14 +121,11 @@ async def set_replicas(app_name: str, deployment: str, count: int) -> None:
         applications[app_name] = with_fixed_count(applications[app_name], deployment, count)
         await controller.apply_config.remote(ServeDeploySchema(applications=list(applications.values())))
         for _ in range(_POLLS):  # Serve applies it later, and would overwrite an earlier change
-            if _is_fixed(await controller.get_deployment_config.remote(deployment_id), count):
+            config = await controller.get_deployment_config.remote(deployment_id)
+            if config.autoscaling_config is None and config.num_replicas == max(1, count):
                 break
             await asyncio.sleep(_POLL_S)
     await controller.update_deployment_replicas.remote(deployment_id, count)
-
-
-def _is_fixed(config: "DeploymentConfig", count: int) -> bool:
-    return config.autoscaling_config is None and config.num_replicas == max(1, count)
 
 
 def with_fixed_count(application: "ServeApplicationSchema", deployment: str, count: int) -> "ServeApplicationSchema":

@@ -31,7 +31,6 @@ PACKAGES = (
 PRIVATE = {
     "ray.serve._private.api:_create_controller_and_proxy_refs",
     "ray.serve._private.common:DeploymentID",
-    "ray.serve._private.config:DeploymentConfig",
     "ray.serve.context:_get_global_client",
 }
 # What is used of private classes, by the class that has it.
