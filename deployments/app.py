@@ -82,8 +82,8 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
     config = give_cluster_gpus(config, ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0)
     models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
     options = _options() | {
-        "graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S
-    }  # Serve waits for its requests
+        "graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S  # Serve waits for its requests
+    }
     if not autoscale:
         options["request_router_config"] = {"request_router_class": STANDBY_ROUTER}
     deploy = serve.deployment(

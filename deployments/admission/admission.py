@@ -21,13 +21,13 @@ from deployments.admission.key_ledger import SharedLimits
 from deployments.admission.load import Load
 from deployments.configuration.api_keys import ANYBODY, ApiKey
 
-_LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer …
-_PATIENCE_S = 1.0  # … but at least this
+_LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer
+_PATIENCE_S = 1.0  # least default longest wait
 _USUAL_ANSWER_S = 2.0  # while the speed is unknown
 
 
 class Backend(Protocol):
-    """What runs requests: the coordinator."""
+    """Runs requests: the coordinator."""
 
     def submit(self, request: Request, sink: Sink) -> None: ...
 
@@ -35,12 +35,12 @@ class Backend(Protocol):
 
 
 class Refusal(NamedTuple):
-    """Why a target accepts no more requests, and when it should."""
+    """Why a target accepts no more requests, and when to ask again."""
 
     reached: Reached
     retry_s: float
     target: str
-    apart_s: float  # each further request should come again so much later
+    apart_s: float  # time from one refused request that comes again to the next
 
     def error(self) -> OverloadedError:
         """Return the error for one client."""
@@ -48,7 +48,7 @@ class Refusal(NamedTuple):
 
 
 class Room(NamedTuple):
-    """How many more requests are accepted, and the refusal of the next."""
+    """How many more requests are accepted, and the refusal of the one after them."""
 
     requests: int
     refusal: Refusal

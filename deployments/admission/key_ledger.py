@@ -32,7 +32,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a coordinator says. Uses are by the names of the keys that have limits."""
+    """A coordinator's report. Uses are by the names of the keys that have limits."""
 
     coordinator: str
     in_progress: Mapping[str, Use]  # without what is asked for
@@ -104,7 +104,7 @@ class SharedLimits:
         self._coordinators, self._is_apart = 1, False
 
     def attach(self, in_progress: Callable[[], Mapping[str, Use]]) -> None:
-        """in_progress: what the keys with limits have in progress at this coordinator."""
+        """in_progress: returns what the keys with limits have in progress at this coordinator."""
         self._in_progress = in_progress
 
     def part_of(self, key: ApiKey) -> ApiKey:
@@ -135,7 +135,6 @@ class SharedLimits:
             self._wake.set()
 
     async def run(self) -> None:
-        """Settle for ever."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _PERIOD_S)

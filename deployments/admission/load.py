@@ -9,8 +9,8 @@ from deployments.admission.fair_queue import Backlog, Ticket
 
 _MEMORY_S = 10.0  # over which speed is averaged
 _SMOOTHING = 0.1  # weight of a new answer in the mean length
-_LEAST_S = 1.0  # of measurement before a speed counts as known …
-_ALONE_S = 10.0  # … or this where no answer has ended: until then, few tokens follow many prompts
+_LEAST_S = 1.0  # of measurement, before a speed counts as known
+_ALONE_S = 10.0  # the same while no answer has ended: prompts take more of the time then
 _USUAL_TOKENS = 256  # of an answer, before the first has ended
 _TRIES = 4  # of refused requests, for each answer that ends
 
@@ -75,7 +75,7 @@ class Load:
         return self._returning.total()
 
     def apart_s(self, slots: int, now_s: float) -> float:
-        """Seconds from one refused request that comes again to the next: just often enough that no slot stays empty."""
+        """Seconds between refused requests that come again, so that just enough come to keep all slots busy."""
         return self.seconds(self.answer_tokens(math.inf), now_s) / slots / _TRIES
 
     def tokens_per_s(self, now_s: float) -> float | None:

@@ -15,10 +15,10 @@ from deployments.http.head import authorization_of, is_generating, on_start
 from deployments.http.outcomes import log_refused
 from deployments.monitoring.metrics import Outcome
 
-_LEAST_S = 0.02  # between two rounds
-_MOST_S = STALE_S / 12  # while keys are in use, although nothing has changed
-_MOST_SHARE = 0.05  # of the event loop's time
-_MOST_KEYS = 64  # that asked last; others' requests are decided one by one
+_LEAST_S = 0.02  # shortest time between two rounds of writing
+_MOST_S = STALE_S / 12  # longest time, although nothing has changed
+_MOST_SHARE = 0.05  # of the event loop's time for writing
+_MOST_KEYS = 64  # keys with notices, those that asked last; others' requests are decided one by one
 _IN_USE_S = 10.0  # since a key's last request
 
 
@@ -26,21 +26,16 @@ class Announcer:
     """A coordinator's notices for the keys in use."""
 
     def __init__(self, service: Service, keys: KeyRing, drain: Drain, board: AdmissionBoard) -> None:
-        self._service, self._drain, self._board = service, drain, board
-        self._keys = keys
-        self._asked_s: dict[ApiKey, float] = {}  # by key in use, the one that asked last at the end
+        self._service, self._drain, self._board, self._keys = service, drain, board, keys
+        self.board_name = board.name
+        self._asked_s: dict[ApiKey, float] = {}  # by key in use; the key that asked last stands last
         self._proxy = 0  # of this node
         self._seen: dict[ApiKey, int] = {}  # the number of its last request
         self._refused: dict[ApiKey, int] = {}
         self._announced: dict[ApiKey, Room] = {}
         self._round: asyncio.Handle | None = None
-        self._round_s = self._earliest_s = 0.0  # when the next round is due, and when it may be
+        self._round_s = self._earliest_s = 0.0  # when the next round is due, and the earliest time for it
         service.admission.on_change = self.update
-
-    @property
-    def board(self) -> str:
-        """The name of the board."""
-        return self._board.name
 
     def see(self, headers: Headers) -> None:
         """Take note of a request that has a proxy's header."""
@@ -57,7 +52,7 @@ class Announcer:
         self.update()
 
     def update(self) -> None:
-        """Write soon what has changed."""
+        """Write notices soon, because something has changed."""
         if not self._asked_s:
             return
         due_s = max(asyncio.get_running_loop().time(), self._earliest_s)
@@ -86,7 +81,7 @@ class Announcer:
     def _write(self, key: ApiKey) -> None:
         room = None if self._drain.has_begun else self._service.room(key)
         if room is None:
-            return  # what is written goes stale, and the requests come here
+            return  # the last notice goes stale, and then requests come here
         self._announced[key] = room
         requests, refusal = min(room.requests, 2**32 - 1), room.refusal
         known = (self._proxy, self._seen.get(key, 0), self._refused.get(key, 0))
@@ -120,7 +115,7 @@ class Announcer:
 class AnnouncerMiddleware:
     """ASGI middleware that takes note of requests from the proxy, and names the board to it.
 
-    Runs first: what others refuse is not on the way any more, too.
+    Runs first, so that requests which other middleware refuses are seen, too.
     """
 
     def __init__(self, app: ASGIApp, *, announcer: Announcer) -> None:
@@ -135,6 +130,6 @@ class AnnouncerMiddleware:
             self._announcer.see(headers)
 
         def name_board(message: Message) -> None:
-            MutableHeaders(scope=message)[BOARD] = self._announcer.board
+            MutableHeaders(scope=message)[BOARD] = self._announcer.board_name
 
         await self._app(scope, receive, on_start(send, name_board))

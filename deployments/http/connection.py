@@ -36,10 +36,10 @@ def _configured_head_timeout_s(default_s: float = 10.0) -> float:
 
 HEAD_TIMEOUT_S = _configured_head_timeout_s()
 MOST_HEAD_BYTES = 2**16  # of its fields, and of its target
-_BODY_BYTES_PER_S = 2**10  # a body gets as long as a head, and a second more for each of these
-_FRAMING = 8  # most bytes for each byte of a chunked body, beside `MOST_HEAD_BYTES` for its trailers
-_LATE_S = 0.5  # a timer that is this late was held up, and so was the reading
-_LINGER_S = 2.0  # after a refusal: closed with bytes unread, a connection loses what it has sent
+_BODY_BYTES_PER_S = 2**10  # the slowest body; it gets as long as a head besides
+_FRAMING = 8  # most received bytes for each byte of a chunked body, besides `MOST_HEAD_BYTES` for trailers
+_LATE_S = 0.5  # a timer that is later shows that the event loop, and so the reading, was held up
+_LINGER_S = 2.0  # after a refusal; closing with bytes unread would lose the response
 _PROBE_S = 0.25
 _LAST_DATA_MS = struct.Struct("52xI")  # tcpi_last_data_recv, in Linux's struct tcp_info, whose beginning never changes
 _TCP_CLOSE = 7  # Linux's state of a connection that its client has reset
@@ -51,7 +51,7 @@ _CODES = {
 
 
 def install() -> None:
-    """Let uvicorn's servers that start in this process from now on have such connections."""
+    """Use such connections in uvicorn servers that start in this process from now on."""
     uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedConnection.__name__}"
 
 
@@ -62,18 +62,18 @@ class BoundedConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_head = True  # whether the next byte belongs to a head, …
-        self._head_has_begun = False  # … of which there may be none yet
-        self._heads = 0  # that have come whole
-        # Of the head or body that is coming. The parser holds what it has of a field, and tells nothing before its end.
+        self._in_head = True  # whether the next byte belongs to a head
+        self._head_has_begun = False  # whether a byte of it has come
+        self._heads = 0  # complete ones
+        # Of the head or body that is coming. The parser reports a field only once it is complete.
         self._unfinished_bytes = self._body_bytes = 0
         self._refusal: tuple[HTTPStatus, str] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._begun_s = self._due_s = 0.0  # when what the timer waits for began, and when the timer ends
+        self._begun_s = self._due_s = 0.0  # when the timed head or body began, and when its time is up
         self._lingers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)  # and wait for a first request as long as for a next one
+        super().connection_made(transport)  # a first request gets as long as a next one
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,7 +105,9 @@ class BoundedConnection(HttpToolsProtocol):
             return None  # TLS can't, and elsewhere it is unknown whether the client has gone
         self.cycle.keep_alive = False
         if not (self.cycle.response_started or self.pipeline or self.cycle.scope["http_version"] == "1.0"):
-            self.transport.write(STATUS_LINE[100] + b"\r\n")  # whoever has closed both sides resets the connection
+            self.transport.write(
+                STATUS_LINE[100] + b"\r\n"
+            )  # makes a client that has closed both sides reset the connection
         self._probe()
         return True
 
@@ -164,13 +166,13 @@ class BoundedConnection(HttpToolsProtocol):
         return self not in self.connections
 
     def _rest(self, due_s: float | None) -> None:
-        """Wait for a next head, unless an answer is still to go. Empty lines between messages buy no time."""
+        """Wait for a next head once the answer has gone. Empty lines between messages don't extend the time."""
         if not (self._has_upgraded or self._is_answering):
             due_s = self.loop.time() + self.timeout_keep_alive if due_s is None else due_s
             self.timeout_keep_alive_task = self.loop.call_at(due_s, self.timeout_keep_alive_handler)
 
     def _watch(self) -> None:
-        """Time what has to come, unless that is timed already: a body, or a head without which nothing goes on."""
+        """Start the timer for a body, or for a head while no answer is being sent, unless it runs already."""
         if self._timer is None and not self._has_upgraded and not (self._in_head and self._is_answering):
             self._begun_s = self.loop.time()
             self._set_timer(self._begun_s + self.head_timeout_s)
@@ -185,7 +187,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._timer = None
 
     def _expire(self) -> None:
-        """Refuse what has not come, if that is the client's fault."""
+        """Refuse a head or body that is late, if that is the client's fault."""
         now_s, self._timer = self.loop.time(), None
         if self.transport.is_closing():
             return
@@ -201,7 +203,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"The request's {what} did not come in time.")
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        """Answer, unless another answer would be before it or in its place, and take nothing more."""
+        """Send the refusal, unless another answer is due first, and read nothing more."""
         self._unwatch()
         if self._in_head:
             tells = not self._is_answering
@@ -222,7 +224,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _probe(self) -> None:
-        """Look from time to time, until the answer has gone, whether a client that sends no more is still there."""
+        """Check repeatedly, until the answer has gone, that a client that has closed its side is still there."""
         if self.transport.is_closing() or not self._is_answering:
             return
         connection = self.transport.get_extra_info("socket")
@@ -233,7 +235,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def seconds_unread(receive: object) -> float:
-    """Return for how long a request's last bytes have lain in their socket, because the event loop was busy.
+    """Return how long a request's last bytes have waited in their socket, because the event loop was busy.
 
     receive: of an ASGI application. 0 unless it is uvicorn's, on Linux: ASGI does not show the connection. Data that
         comes resets the time, so a connection's idle time before a request is not part of it.
@@ -254,7 +256,7 @@ def _too_large() -> str:
 
 
 def _unchunked(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Let a response without a length end where its connection does: HTTP/1.0 has no chunks."""
+    """Let the end of the connection end a response without a length, because HTTP/1.0 has no chunks."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         is_measured = True

@@ -31,7 +31,7 @@ _ON_THE_WAY_S = 5.0  # a request that was passed on longer ago is lost
 
 NO_KEY = bytes(32)  # the digest of the only line where requests need no key
 _BOUNDS: tuple[Bound, ...] = get_args(Bound)
-_REASON_BYTES = 512  # those of keys with the longest names, too
+_REASON_BYTES = 512  # enough for the longest names of keys
 _NUMBER = struct.Struct("=Q")
 _NOTICE = struct.Struct(f"=dIddBdIQQ{_REASON_BYTES}s")
 # First the number of the node's proxy, then the lines. A line: the key's digest; how often it was written, odd while it
@@ -49,15 +49,15 @@ class Notice:
     written_s: float  # by the monotonic clock, which processes of a node share
     requests: int
     reached: Reached  # the bound that one more would exceed
-    retry_s: float  # when such a one should come again …
-    apart_s: float = 0.0  # … and each further one so much later
-    proxy: int = 0  # the random number of the node's proxy …
-    seen: int = 0  # … and the number of its last request that the coordinator knew of then
-    refused: int = 0  # how many refused requests it knew of then
+    retry_s: float  # in which a refused request should come again
+    apart_s: float = 0.0  # so much later each further one should come
+    proxy: int = 0  # the random number of the node's proxy
+    seen: int = 0  # the number of the last request that the coordinator got from it
+    refused: int = 0  # requests that the proxy had refused, as far as the coordinator knew
 
 
 class AdmissionBoard:
-    """Lines of notices, one for each key. Keys go by their digests."""
+    """One line for each key, named by its digest, with its notice."""
 
     def __init__(self, memory: mmap.mmap, offer: SharedOffer) -> None:
         self._memory, self._offer = memory, offer
@@ -90,12 +90,11 @@ class AdmissionBoard:
 
     @property
     def name(self) -> str:
-        """By which other processes of the node find the board."""
+        """The name by which other processes of the node find the board."""
         return ".".join(map(str, msgspec.structs.astuple(self._offer)))
 
     @property
     def is_alive(self) -> bool:
-        """Whether its creator lives."""
         return self._offer.is_within_reach
 
     @property
@@ -113,7 +112,6 @@ class AdmissionBoard:
         _NUMBER.pack_into(self._memory, 0, number)
 
     def knows(self, key: bytes) -> bool:
-        """Whether the key has a line."""
         return key in self._lines
 
     def write(self, key: bytes, notice: Notice) -> None:
@@ -144,7 +142,6 @@ class AdmissionBoard:
         return Notice(written_s, requests, reached, retry_s, apart_s, proxy, seen, refused)
 
     def refused(self, key: bytes) -> int:
-        """Return how many requests the proxy has refused."""
         return int(_NUMBER.unpack_from(self._memory, self._lines[key] + _REFUSED_AT)[0])
 
     def count_refused(self, key: bytes) -> None:
@@ -159,7 +156,7 @@ class Doorkeeper:
         self._app = app
         self._proxy = 1 + secrets.randbelow(10**9 - 1)  # processes of two nodes may have the same id
         self._boards: dict[str, AdmissionBoard] = {}
-        self._strange: set[str] = set()  # names of boards that are out of reach: on other nodes
+        self._strange: set[str] = set()  # names of boards on other nodes, which are out of reach
         self._passed: dict[bytes, tuple[int, float]] = {}  # by key: how many requests, and when the last one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,7 +167,7 @@ class Doorkeeper:
         passed = f"{self._proxy}:"
         if is_generating(scope):
             key = self._key_of(headers)
-            error = self._refusal(key) if "origin" not in headers else None  # browsers' need more headers
+            error = self._refusal(key) if "origin" not in headers else None  # browsers need more headers
             if error is not None:
                 response = error_response(error)
                 response.headers["X-Request-Id"] = request_id_of(headers)
@@ -185,7 +182,7 @@ class Doorkeeper:
         return secret_digest(authorization_of(headers)) if needs_key else NO_KEY
 
     def _refusal(self, key: bytes) -> OverloadedError | None:
-        """Return why no coordinator of this node accepts another request of the key; None: ask one."""
+        """Return the refusal, if no coordinator of this node accepts another request of the key."""
         notices: list[tuple[Notice, AdmissionBoard]] = []
         for name, board in list(self._boards.items()):
             notice = board.read(key)
@@ -203,7 +200,7 @@ class Doorkeeper:
         return notice.reached.error(notice.retry_s + since * notice.apart_s)
 
     def _on_the_way(self, key: bytes, notices: list[tuple[Notice, AdmissionBoard]]) -> int:
-        """Return how many requests of the key were passed on and are not seen yet."""
+        """Return how many requests of the key were passed on, but not yet seen by a coordinator."""
         number, passed_s = self._passed.get(key, (0, 0.0))
         seen = max((notice.seen for notice, _ in notices if notice.proxy == self._proxy), default=0)
         if time.monotonic() - passed_s > _ON_THE_WAY_S:
@@ -211,7 +208,7 @@ class Doorkeeper:
         return max(0, number - seen)
 
     def _count_passed(self, key: bytes) -> int:
-        """Number a request that is passed on. Without a key that boards know there is nothing to count."""
+        """Number a request that is passed on; 0 if no board has its key."""
         if not any(board.knows(key) for board in self._boards.values()):
             return 0
         number = self._passed.get(key, (0, 0.0))[0] + 1

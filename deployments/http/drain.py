@@ -12,16 +12,15 @@ from deployments.http.head import is_work
 
 
 class Drain:
-    """Whether a server has taken requests and still does, and how many are in progress. For use in one event loop."""
+    """Counts the requests in progress, and waits for their end. For use in one event loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
-        self.has_served = False  # any request at all
+        self.has_served = False  # whether any request came
         self._in_progress, self._idle = 0, asyncio.Event()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Count a request as in progress."""
         self.has_served = True
         self._in_progress += 1
         self._idle.clear()

@@ -37,7 +37,7 @@ def log_refused(key: str, reason: str, requests: int) -> None:
 
 
 class OutcomeMiddleware:
-    """ASGI middleware that records each request once it has ended, however that was.
+    """ASGI middleware that records each request once it has ended.
 
     Others put into the request's state what is known of it: `key`, `request_id`, `endpoint` and `error`.
     """
@@ -66,8 +66,8 @@ class OutcomeMiddleware:
         try:
             await self._app(scope, receive, send_on)
         except ClientDisconnect:
-            pass  # in the middle of its body: there is nobody to answer, and nothing to report
-        except Exception as error:  # Starlette answers it further out
+            pass  # while sending its body: there is nobody to answer
+        except Exception as error:  # an outer layer answers
             state["error"], status, has_ended = error, HTTPStatus.INTERNAL_SERVER_ERROR, True
             raise
         finally:

@@ -30,7 +30,7 @@ from deployments.http.head import (
 CALLBACK = f"{__name__}:middlewares"
 
 _LOST = UnavailableError("the coordinator that answered has died; ask again")
-_MOST_BODY_BYTES = 2**20  # larger bodies are not kept, so their answers can't be asked for again
+_MOST_BODY_BYTES = 2**20  # larger bodies are not kept, so they can't be sent again
 _PATIENCE_S = 60.0  # for another coordinator to take the request
 _PAUSE_S = 0.2
 _TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
@@ -73,7 +73,7 @@ class CoordinatorLossMiddleware:
             await self._give_up(scope, receive, send, response)
 
     async def _repeat(self, scope: Scope, body: "_Body", response: "_Response") -> None:
-        """Ask again until the answer is whole, or nobody has taken the request for too long."""
+        """Ask again until the answer is complete, or no coordinator has taken the request for too long."""
         taken_s = time.monotonic()
         while not (response.is_whole or body.has_disconnected) and time.monotonic() - taken_s < self._patience_s:
             await asyncio.sleep(self._pause_s)
@@ -83,7 +83,7 @@ class CoordinatorLossMiddleware:
             again = {key: value for key, value in again.items() if key != "state"}
             await self._app(again, body.repeated(), response.continued())
             if response.bytes > passed_on:
-                taken_s = time.monotonic()  # this one has died, too
+                taken_s = time.monotonic()  # this coordinator answered, and died
 
     async def _give_up(self, scope: Scope, receive: Receive, send: Send, response: "_Response") -> None:
         if not response.has_begun:
@@ -103,11 +103,9 @@ class _Body:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the whole body is here."""
         return self._is_complete and self._bytes <= _MOST_BODY_BYTES and not self.has_disconnected
 
     async def receive(self) -> Message:
-        """Receive from the client."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.has_disconnected = True
@@ -121,7 +119,7 @@ class _Body:
         return message
 
     def repeated(self) -> Receive:
-        """Return a function that receives the same body, and then what comes from the client."""
+        """Return a function that receives the same body again, and then whatever the client sends."""
         messages = iter(self._messages)
 
         async def receive() -> Message:
@@ -132,11 +130,11 @@ class _Body:
 
 
 class _Response:
-    """What the client has of its response."""
+    """The part of a response that the client has received."""
 
     def __init__(self, send: Send, *, tells_ids: bool) -> None:
         self._send, self._tells_ids = send, tells_ids
-        self._tail = b""  # of a stream: an event that has not come whole
+        self._tail = b""  # of a stream: the beginning of an event
         self.has_begun = self.is_stream = self.is_whole = False
         self.last_id: str | None = None  # of a stream's events
         self.bytes = 0
@@ -156,7 +154,7 @@ class _Response:
             await self._pass_on(message)
 
     def continued(self) -> Send:
-        """Return a function that passes on what another response adds. A refusal is dropped."""
+        """Return a function that passes on what another response adds, unless that is a refusal."""
         is_refusal = False
         had_begun, self._tail = self.has_begun, b""
 
@@ -173,7 +171,7 @@ class _Response:
         return send
 
     async def _pass_on(self, message: Message) -> None:
-        """Pass on a part of the body: of a stream only whole events, so that another response can follow."""
+        """Pass on a part of the body; of a stream only complete events, so that another response can follow."""
         more = message.get("more_body", False)
         body = message.get("body", b"")
         if self.is_stream and more:

@@ -165,7 +165,6 @@ class Metrics:
         return sum(running, self._finished.get(endpoint, Statistics()))
 
     def families(self) -> Sequence[Family]:
-        """Return all metrics."""
         return list(self._registry.collect())
 
     def record_arrival(self, requests: Sequence[Request], arrived_s: float | None = None) -> None:
