@@ -1,7 +1,6 @@
 """Serves the playground at `/` from files that are read once, without an API key."""
 
-import hashlib
-from dataclasses import dataclass
+from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 
@@ -39,18 +38,6 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    body: bytes
-    headers: dict[str, str]
-
-    def response(self, request: Request) -> Response:
-        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
-        if self.headers["ETag"] in known:
-            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=self.headers)
-        return Response(self.body, headers=self.headers)
-
-
 _FILES = {path.relative_to(_FOLDER).as_posix(): path for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES}
 _PATHS = {"/", *(_PREFIX + name for name in _FILES)}
 
@@ -62,21 +49,22 @@ def is_page(path: str) -> bool:
 
 def add_page(api: FastAPI) -> None:
     """Add GET / and the files of the page."""
-    files = {name: _read(path) for name, path in _FILES.items()}
-
-    async def index(request: Request) -> Response:
-        return files["index.html"].response(request)
+    bodies = {name: path.read_bytes() for name, path in _FILES.items()}
+    headers = {
+        name: {**_HEADERS, "Content-Type": _TYPES[_FILES[name].suffix], "ETag": f'"{sha256(body).hexdigest()[:32]}"'}
+        for name, body in bodies.items()
+    }
 
     async def file(request: Request, name: str) -> Response:
-        if name not in files:
+        if name not in bodies:
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such file")
-        return files[name].response(request)
+        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
+        if headers[name]["ETag"] in known:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers[name])
+        return Response(bodies[name], headers=headers[name])
+
+    async def index(request: Request) -> Response:
+        return await file(request, "index.html")
 
     for path, route in (("/", index), (_PREFIX + "{name:path}", file)):
         api.add_api_route(path, route, methods=["GET", "HEAD"], include_in_schema=False)
-
-
-def _read(path: Path) -> _File:
-    body = path.read_bytes()
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    return _File(body, {**_HEADERS, "Content-Type": _TYPES[path.suffix], "ETag": tag})
