@@ -1,11 +1,11 @@
-"""The commands that talk to a running server: `consort chat`, `complete`, `compress`, `report`, `status`."""
+"""The commands that talk to a running server: `consort chat`, `complete`, `report`, `status`."""
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
@@ -104,42 +104,6 @@ def complete(
         generation = completing.complete(client, body, _console, _errors, colours=colours)
     if generation.stopped:
         raise SystemExit(_INTERRUPTED)
-
-
-@click.command()
-@click.argument("file", type=click.File(encoding="utf-8"))
-@_server_options
-@_model_option
-@click.option("--rate", type=click.FloatRange(0, 1, min_open=True), help="Share to keep; 0.5 by default.")
-@click.option("--target-tokens", type=click.IntRange(1), help="About how many tokens to keep, instead of a share.")
-@click.option(
-    "--method",
-    type=click.Choice(["perplexity", "sentence"]),
-    default="perplexity",
-    show_default=True,
-    help="Drop paragraphs and tokens, or whole sentences.",
-)
-@click.option("--question", help="What is relevant to it stays.")
-@click.option("--keep-last", type=click.IntRange(0), help="Tokens at the end that stay.")
-@click.option("--force-token", "force_tokens", metavar="TEXT", multiple=True, help="Tokens that stay; may be repeated.")
-@click.option("--code", "compress_code", is_flag=True, default=None, help="Shorten fenced code, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def compress(file: TextIO, url: str, api_key: str | None, model: str | None, as_json: bool, **options: object) -> None:
-    """Shorten the text in FILE (- is standard input) by a small model's probabilities."""
-    from cli.console.conversation import choose_model
-
-    client = Client(url, api_key)
-    if options["rate"] is None and options["target_tokens"] is None:
-        options["rate"] = 0.5
-    options["force_tokens"] = list(map(str, cast(Sequence[object], options["force_tokens"]))) or None
-    name = choose_model(client.document("/v1/models")["data"], model)["id"]
-    document = client.checked("/compress", client.post("/compress", {**options, "model": name, "prompt": _read(file)}))
-    if as_json:
-        _console.file.write(json.dumps(document) + "\n")
-        return
-    _console.file.write(document["prompt"])
-    counts = (document["original_tokens"], document["compressed_tokens"])
-    _errors.print(Text(f"{counts[0]} tokens, {counts[1]} left ({document['ratio']:.0%})", style="dim"))
 
 
 @click.command()

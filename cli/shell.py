@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.commands.finetune import finetune
-from cli.commands.prune import prune
 from cli.commands.train import train
 from cli.offline import bench, compare
-from cli.online import chat, complete, compress, report, status
+from cli.online import chat, complete, report, status
 from cli.serving.completion import install_completion
 from cli.serving.options import DTYPES, model_options
 from decoding.errors import ConsortError
@@ -25,6 +24,12 @@ _address_option = click.option(
     "--address", envvar="RAY_ADDRESS", help="Serve on a running Ray cluster (auto: the one on this machine)."
 )
 _verbose_option = click.option("--verbose", is_flag=True, help="Show what Ray and the replicas print.")
+
+_REMOVED = {
+    "compress": "send POST /compress, or `prompt_compression` in a request (docs/http.md)",
+    "convert-heads": "pickled heads are read where there are no safetensors",
+    "prune": "`consort train drafter MODEL --epochs 0` writes what is left, untrained; see --layers and --vocabulary",
+}
 
 
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -42,7 +47,14 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
 
 
 class _Group(click.Group):
-    """Shows our own errors as one message."""
+    """Shows our own errors as one message, and says what does the work of commands that are gone."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in _REMOVED:
+            raise click.UsageError(f"`consort {args[0]}` is gone: {_REMOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -77,7 +89,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # not all terminals have all characters
 
 
-for _command in (bench, chat, compare, complete, compress, finetune, prune, report, status, train):
+for _command in (bench, chat, compare, complete, finetune, report, status, train):
     main.add_command(_command)
 
 
@@ -203,16 +215,6 @@ def pull(model: str | None, revision: str | None, dtype: str) -> None:
         raise click.UsageError("--revision and --dtype are for a MODEL; in a configuration, set the keys")
     else:
         pull_configuration(Path(model))
-
-
-@main.command(short_help="Turn pickled heads into safetensors, without running their code.")
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-def convert_heads(folder: Path) -> None:
-    """Write a .safetensors file beside each pickled file of tensors in FOLDER."""
-    from engine.heads.checkpoint import convert  # imports torch
-
-    for file in convert(folder):
-        _console.print(f"wrote {file}")
 
 
 def _served_table(client: Client) -> Table:

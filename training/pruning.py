@@ -3,7 +3,6 @@
 Must not know how the result is trained, stored or served.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -142,19 +141,6 @@ def trim_vocabulary(model: PreTrainedModel, token_ids: Sequence[int]) -> PreTrai
     setattr(config, TARGET_VOCABULARY_KEY, size)
     _rename_special_tokens(model, {token: row for row, token in enumerate(token_ids)})
     return model
-
-
-def most_frequent(texts: Iterable[Sequence[int]], count: int, always: Sequence[int], size: int) -> list[int]:
-    """Return the `count` most frequent tokens of texts, ascending; the lower id at a tie, as in merges of BPE.
-
-    Args:
-        always: tokens to keep in any case; they count.
-        size: V. All tokens are below it.
-    """
-    frequency = Counter(token for text in texts for token in text)
-    always = [token for token in always if token < size]
-    others = sorted(set(range(size)) - set(always), key=lambda token: (-frequency[token], token))
-    return sorted([*always, *others[: max(count - len(always), 0)]])
 
 
 def _layers_and_path(model: PreTrainedModel) -> tuple[nn.ModuleList, str]:

@@ -109,7 +109,7 @@ def student_options(*, tokens_per_step: int, learning_rate: float) -> Callable[[
             "--learning-rate", type=click.FloatRange(0, min_open=True), default=learning_rate, show_default=True
         ),
         click.option(
-            "--epochs", type=click.IntRange(1), default=3, show_default=True, help="How often texts are seen."
+            "--epochs", type=click.IntRange(0), default=3, show_default=True, help="How often texts are seen; 0: never."
         ),
         click.option("--minutes", type=click.FloatRange(0, min_open=True), help="The most for distillation."),
         click.option(

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from decoding.errors import ConfigError
@@ -95,22 +95,3 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
         raise ValueError(f"{file.name} should be a dictionary of tensors")
     return {str(name): tensor for name, tensor in loaded.items()}
-
-
-def convert(folder: Path) -> list[Path]:
-    """Write a .safetensors file beside each pickled one in a folder, and return the new ones.
-
-    Raises:
-        ConfigError: there is nothing to convert, or a file holds more than tensors.
-    """
-    files = sorted(path for pattern in _TENSORS[1:] for path in folder.glob(pattern))
-    if not files:
-        raise ConfigError(f"{folder} has no {', '.join(_TENSORS[1:])} file")
-    try:
-        for file in files:
-            save_file(
-                {name: t.contiguous().clone() for name, t in _read_file(file).items()}, file.with_suffix(".safetensors")
-            )
-    except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
-        raise ConfigError(f"{file} can't be read as plain tensors: {error}") from error
-    return [file.with_suffix(".safetensors") for file in files]

@@ -10,7 +10,7 @@ from deployments.configuration.paths import ROOT
 PAGE = (ROOT / "docs" / "console.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["chat", "complete", "compress", "report", "status"])
+@pytest.mark.parametrize("command", ["chat", "complete", "report", "status"])
 def test_the_help_of_every_command_is_documented(command: str) -> None:
     result = CliRunner().invoke(shell.main, [command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in PAGE, result.output

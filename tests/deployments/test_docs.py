@@ -82,7 +82,7 @@ def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
     assert f"```text\n{result.output}```" in CONFIGURATION, result.output
 
 
-@pytest.mark.parametrize("command", [["prune"], ["finetune"], ["train", "drafter"]])
+@pytest.mark.parametrize("command", [["finetune"], ["train", "drafter"]])
 def test_the_help_of_commands_that_make_models_is_documented(command: list[str]) -> None:
     result = CliRunner().invoke(shell.main, [*command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in TRAINING, result.output

@@ -1,4 +1,4 @@
-"""`consort prune` and `consort finetune`: what they print and write, and what they refuse."""
+"""`consort finetune` and drafters without training: what they print and write, and what they refuse."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
-from transformers import AutoConfig
 
 from cli import shell
 from deployments.configuration.config import parse_config
@@ -36,33 +35,25 @@ def data(tmp_path: Path) -> Path:
     return file
 
 
+def pruned(folder: Path, *options: str) -> Result:
+    arguments = ("--epochs", "0", "--tokens", "400", "--answer-tokens", "32", "--threads", "1", "--dtype", "float32")
+    return invoke("train", "drafter", TARGET, "--output", folder, *arguments, *options)
+
+
 def test_fewer_layers(tmp_path: Path) -> None:
-    result = invoke("prune", TARGET, "--output", tmp_path / "small", "--layers", "3", "--threads", "1")
-    assert result.exit_code == 0, result.output
-    assert result.output.count("dropped") == 3
-    assert AutoConfig.from_pretrained(tmp_path / "small").num_hidden_layers == 3
-    config = {"models": shown_models(result), "endpoints": {"small": {"target": "small"}}}
-    assert load_endpoints(parse_config(config, folder=tmp_path)).keys() == {"small"}
-
-
-def test_named_layers(tmp_path: Path) -> None:
-    result = invoke("prune", TARGET, "--output", tmp_path / "small", "--drop-layers", "1,4", "--threads", "1")
+    result = pruned(tmp_path / "small", "--layers", "0,2,3,5", "--vocabulary", "0")
     assert result.exit_code == 0, result.output
     before = load_file(Path(TARGET) / "model.safetensors")["model.layers.5.mlp.up_proj.weight"]
     after = load_file(tmp_path / "small" / "model.safetensors")["model.layers.3.mlp.up_proj.weight"]
     assert before.equal(after)
+    assert load_model(ModelSpec(name="small", path=str(tmp_path / "small"), device="cpu")).config.num_hidden_layers == 4
 
 
-def test_fewer_tokens_can_only_draft(tmp_path: Path, data: Path) -> None:
-    result = invoke(
-        "prune", TARGET, "--output", tmp_path / "few", "--vocabulary", "300", "--data", data, "--layers", "2",
-        "--threads", "1",
-    )  # fmt: skip
+def test_fewer_tokens_can_only_draft(tmp_path: Path) -> None:
+    result = pruned(tmp_path / "few", "--vocabulary", "300", "--layers", "2")
     assert result.exit_code == 0, result.output
-    assert "300 of the target's tokens, so it can only draft" in result.output
-    (few,) = shown_models(result).values()
-    assert load_model(ModelSpec(name="few", path=few["path"], device="cpu")).config.vocab_size == 2048
-    models = {"target": {"path": TARGET}, "few": few}
+    assert load_model(ModelSpec(name="few", path=str(tmp_path / "few"), device="cpu")).config.vocab_size == 2048
+    models = {"target": {"path": TARGET}, "few": {"path": str(tmp_path / "few")}}
     drafting = {"models": models, "endpoints": {"e": {"target": "target", "drafter": "few"}}}
     served = load_endpoints(parse_config(drafting, folder=tmp_path))["e"]
     assert not served.through_text
@@ -76,26 +67,25 @@ def test_fewer_tokens_can_only_draft(tmp_path: Path, data: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        ((), "there is nothing to prune"),
-        (("--layers", "2", "--drop-layers", "1"), "don't go together"),
-        (("--drop-layers", "one"), "give layers like 3,5,8"),
-        (("--drop-layers", "6"), "the model has layers 0 to 5"),
-        (("--layers", "7"), "7 layers can't be kept of 6"),
-        (("--layers", "2", "--data", "none.jsonl"), "none.jsonl: can't be read"),
-    ],
+    [(("--layers", "one"), "is neither a number of layers"), (("--layers", "7"), "7 layers can't be kept of 6")],
 )
-def test_what_can_not_be_pruned(options: tuple[str, ...], reason: str, tmp_path: Path) -> None:
-    result = invoke("prune", TARGET, "--output", tmp_path / "small", *options)
+def test_layers_that_can_not_be_kept(options: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    result = pruned(tmp_path / "small", *options)
     assert result.exit_code != 0
     assert reason in result.output
     assert not (tmp_path / "small").exists()
 
 
+@pytest.mark.parametrize("command", ["prune", "compress", "convert-heads"])
+def test_commands_that_are_gone_name_what_does_their_work(command: str) -> None:
+    result = invoke(command, "models/target", "--output", "x")
+    assert result.exit_code == 2
+    assert f"`consort {command}` is gone: " in result.output
+
+
 def test_a_folder_that_exists_is_kept(tmp_path: Path, data: Path) -> None:
-    for command in (("prune", TARGET, "--layers", "2"), ("finetune", TARGET, data)):
-        result = invoke(*command, "--output", tmp_path)
-        assert "exists already" in result.output
+    result = invoke("finetune", TARGET, data, "--output", tmp_path)
+    assert "exists already" in result.output
     assert data.exists()
 
 

@@ -95,7 +95,7 @@ def distil(
     *,
     report: Callable[[str], None],
 ) -> None:
-    """Train the student's module, float32, until the epochs or the minutes are over.
+    """Train the student's module, float32, until the epochs or the minutes are over. Without epochs it stays as it is.
 
     Checkpoints go to `folder`. A run that was killed goes on after the newest; with epochs alone, on a CPU, it computes
     the same weights to the bit.
@@ -103,6 +103,8 @@ def distil(
     Raises:
         ConfigError: there are no texts, the loss is no longer a number, or the disk is full.
     """
+    if not options.epochs:
+        return
     schedule = lessons.schedule(options.epochs)
     if not schedule:
         raise ConfigError("there are no texts to train on")
