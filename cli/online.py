@@ -147,8 +147,7 @@ def report(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with --watch a line for each look.")
 def status(url: str, api_key: str | None, watching: bool, interval: float, as_json: bool) -> None:
     """Show what a server is doing: replicas, load, acceptance. Fails while no model can answer."""
-    from cli.dashboard import show, watch
-    from cli.status import StatusReader
+    from cli.status import StatusReader, show, watch
 
     reader = StatusReader(Client(url, api_key))
     if watching:
@@ -163,7 +162,7 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
 
 def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:
     """Return the request parameters from --set and from the options that set one."""
-    from cli.console.parameters import Parameters
+    from cli.console.conversation import Parameters
     from deployments.apis.completions.request import CompletionRequest
 
     parameters = Parameters(CompletionRequest)

@@ -1,23 +1,61 @@
 """The `consort` command. What a command needs is imported when it runs, so that `--help` is fast."""
 
+import os
 import sys
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from cli.commands.finetune import finetune
 from cli.commands.train import train
-from cli.offline import bench, compare
+from cli.measure import bench, compare
 from cli.online import chat, complete, report, status
-from cli.serving.completion import install_completion
 from cli.serving.options import DTYPES, model_options
 from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
+
+_SHELLS = ("bash", "zsh", "fish")
+_VARIABLE = "_CONSORT_COMPLETE"  # click answers completions when it is set
+
+
+def install_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    """Write the script for a shell, say how it is found, and end. A click callback."""
+    if shell is None or context.resilient_parsing:
+        return
+    if shell == "auto":
+        shell = Path(os.environ.get("SHELL", "")).name
+    completion = get_completion_class(shell) if shell in _SHELLS else None
+    if completion is None:
+        raise click.BadParameter(f"should be {', '.join(_SHELLS)}, not {shell!r}", context, parameter)
+    file, advice = _script(shell)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(completion(context.command, {}, "consort", _VARIABLE).source(), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"can't write {file}: {error.strerror}") from error
+    click.echo(f"wrote {file}; {advice}")
+    context.exit()
+
+
+def _script(shell: str) -> tuple[Path, str]:
+    """Return the file where a shell looks for the script, and what is left to do."""
+    match shell:
+        case "bash":
+            folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+            file = folder / "bash-completion" / "completions" / "consort"
+            return file, f"new shells use it, or without the package bash-completion: source {file}"
+        case "zsh":
+            return Path.home() / ".zfunc" / "_consort", "in ~/.zshrc: fpath+=~/.zfunc; autoload -Uz compinit; compinit"
+        case _:
+            folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+            return folder / "fish" / "completions" / "consort.fish", "new shells use it"
+
 
 _console = Console(highlight=False)
 _address_option = click.option(
@@ -170,7 +208,7 @@ def models(config_path: Path | None, url: str | None, api_key: str | None) -> No
     if url is not None:
         _console.print(_served_table(Client(url, api_key)))
         return
-    from cli.serving.plan_lines import configured_table
+    from cli.serving.source import configured_table
     from deployments.configuration.config import DEFAULT_CONFIG, load_config
 
     _console.print(configured_table(load_config(config_path or DEFAULT_CONFIG)))

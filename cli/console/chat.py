@@ -9,14 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.console.comparison import compare
-from cli.console.conversation import Conversation, Turn, choose_model
+from cli.console.complete import compare
+from cli.console.conversation import Conversation, Turn, as_written, choose_model
+from cli.console.editor import without_echo
 from cli.console.generation import CHAT, Generator
-from cli.console.keyboard import without_echo
-from cli.console.parameters import as_written
-from cli.console.printer import TextPrinter
+from cli.console.printer import TextPrinter, summary
 from cli.console.slash import COMMANDS, KEYS, Call, read, switch
-from cli.console.summary import summary
 from decoding.errors import ConsortError, InvalidRequestError
 from deployments.client import Client
 from deployments.fields.strict import nearest

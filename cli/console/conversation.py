@@ -1,12 +1,102 @@
-"""The turns of a chat and the settings of its next request. Must not know terminals or HTTP."""
+"""The turns of a chat, and the parameters of its next request, which are checked before it is sent."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from cli.console.parameters import Parameters
+from pydantic import ValidationError
+
 from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
+from decoding.sampling.params import SamplingParams
+from deployments.fields.generation import GenerationRequest
 from deployments.apis.chat.request import ChatRequest
-from deployments.fields.strict import nearest
+from deployments.fields.strict import nearest, problem_of
+
+_SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
+_MANY_TOKENS = 2**31 - 1
+_EXAMPLES: dict[str, object] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+_WORDS = {"on": True, "off": False}
+_RESERVED = ("model", "messages", "prompt", "stream", "stream_options", "n", "return_token_details", "template")
+
+
+class Parameters:
+    """Fields of one kind of request, except those that the console sets itself."""
+
+    def __init__(self, request: type[GenerationRequest]) -> None:
+        self._request = request
+        self.values: dict[str, object] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of all parameters."""
+        return sorted(name for name in self._request.model_fields if name not in _RESERVED)
+
+    def described(self) -> Iterator[tuple[str, str]]:
+        """Yield every name with its description."""
+        return ((name, self._request.model_fields[name].description or "") for name in self.names())
+
+    def set(self, name: str, text: str) -> object:
+        """Set a parameter from text: JSON, on or off, or a string without quotes. null removes it. Returns the value.
+
+        Raises:
+            InvalidRequestError: there is no such parameter, or the value is wrong.
+        """
+        if name in _RESERVED:
+            raise InvalidRequestError(f"{name}: the console sets it itself", field=name)
+        if name not in self.names():
+            raise InvalidRequestError(f"{name}: is not known; {nearest(name, self.names())}", field=name)
+        value = self._checked(name, text)
+        if value is None:
+            self.values.pop(name, None)
+        else:
+            self.values[name] = value
+        return value
+
+    def assign(self, assignment: str) -> None:
+        """Set a parameter from NAME=VALUE; raises what `set` raises."""
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidRequestError(f"{assignment!r} should be NAME=VALUE, such as temperature=0.6")
+        self.set(name.strip(), text.strip())
+
+    def _checked(self, name: str, text: str) -> object:
+        """Return the first reading of the text that is valid for the parameter."""
+        problems = []
+        for value in _readings(text):
+            try:
+                self._check(name, value)
+            except ValidationError as error:
+                problems.append(": ".join(problem_of(error)))
+            else:
+                return value
+        raise InvalidRequestError(problems[0], field=name)
+
+    def _check(self, name: str, value: object) -> None:
+        field = self._request.prompt_field
+        body = {"model": "x", field: _EXAMPLES[field], "stream": True, **self.values, name: value}
+        if body.keys() & {"variables", "examples"}:
+            body = {**body, "template": "x", field: []}
+        self._request.model_validate(body)
+        if name in _SAMPLING and isinstance(value, int | float) and not isinstance(value, bool):
+            checked: dict[str, Any] = {"max_tokens": _MANY_TOKENS, name: value}
+            SamplingParams(**checked)
+
+
+def as_written(value: object) -> str:
+    """Return a value as users write it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "the default" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _readings(text: str) -> Iterator[object]:
+    with suppress(ValueError):
+        yield json.loads(text)
+    if text in _WORDS:
+        yield _WORDS[text]
+    yield text
+
 
 Turn = dict[str, str]
 

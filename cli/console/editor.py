@@ -1,7 +1,10 @@
 """Read messages: from a line editor with history on a terminal, or from a pipe."""
 
 import os
+import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -122,3 +125,19 @@ class SlashCompleter(Completer):
             for suggestion in self._suggest(text):
                 if suggestion.startswith(word):
                     yield Completion(suggestion, start_position=-len(word))
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Hide typed keys until the block ends; they are read afterwards. Ctrl-C still interrupts."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    quiet = [*before]
+    quiet[3] = before[3] & ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
-from cli.console.attribution import TextSpan
-from cli.console.generation import CHAT, Generation, Generator
+from cli.console.generation import CHAT, Generation, Generator, TextSpan
 from cli.console.printer import COLOURS, TextPrinter
 from deployments.client import Client
 

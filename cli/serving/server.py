@@ -16,9 +16,8 @@ from rich.console import Console
 
 from cli.serving.cluster import check_demand, drain, local_client, serving, start_standby
 from cli.serving.demo import run_demo
-from cli.serving.plan_lines import configured_table, plan_lines
 from cli.serving.progress import ProgressDisplay
-from cli.serving.source import Source, as_yaml, read_source
+from cli.serving.source import Source, as_yaml, configured_table, plan_lines, read_source
 from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
 from deployments.configuration.api_keys import ENVIRONMENT_KEY, key_of

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from cli import shell
 from cli.console.complete import complete
-from cli.dashboard import render, watch
-from cli.status import StatusReader
+from cli.status import StatusReader, render, watch
 from deployments.client import Client
 from deployments.configuration.paths import ROOT
 from tests.cli.conftest import shown

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from cli import shell
 from cli.serving import server
-from cli.serving.plan_lines import configured_table
 from cli.serving.progress import ProgressDisplay, StartProgress
+from cli.serving.source import configured_table
 from decoding.errors import ConfigError
 from deployments.client import Client, Reply
 from deployments.configuration.config import TINY_CONFIG, load_config

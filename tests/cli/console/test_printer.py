@@ -1,10 +1,12 @@
-"""Statistics in words."""
+"""Statistics below an answer, and the sources of its tokens."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from cli.console.generation import Generation
-from cli.console.summary import compared, difference, summary
+from cli.console.generation import Attribution, Generation, TextSpan
+from cli.console.printer import compared, difference, summary
 from tests.cli.conftest import shown
 
 SPECULATION = {"steps": 4, "drafted": 0, "accepted": 0, "acceptance_rate": 0.0, "acceptance_length": 1.0}
@@ -40,3 +42,34 @@ def test_verdicts(terminal: Console) -> None:
     assert "from character 5 on: 'one two', target alone 'one too'" in shown(terminal)
     terminal.print(compared(Generation("a"), Generation("a")))
     assert shown(terminal).count("same text: yes") == 3
+
+
+SOURCES = ("accepted", "recovered", "bonus", "plain")
+TOKENS = st.lists(st.tuples(st.text("aé\n", max_size=3), st.sampled_from(SOURCES)), max_size=8)
+
+
+def details(tokens: list[tuple[str, str]]) -> list[dict[str, object]]:
+    return [{"id": 0, "text": text, "source": source} for text, source in tokens]
+
+
+@given(tokens=TOKENS, data=st.data())
+def test_every_character_gets_its_tokens_source(tokens: list[tuple[str, str]], data: st.DataObject) -> None:
+    text = "".join(text for text, _ in tokens)
+    held_back = data.draw(st.integers(0, len(text)))
+    attribution = Attribution()
+    pieces = attribution.split(text[:held_back], details(tokens)) + attribution.split(text[held_back:], [])
+    expected = [(character, source) for text, source in tokens for character in text]
+    assert [(character, piece.source) for piece in pieces for character in piece.text] == expected
+    assert attribution.counts.total() == len(tokens)
+
+
+def test_text_that_does_not_match_has_no_source_and_is_all_there() -> None:
+    attribution = Attribution()
+    pieces = attribution.split("né!", details([("n", "plain"), ("\ufffd", "bonus"), ("!", "accepted")]))
+    assert pieces == [TextSpan("n", "plain"), TextSpan("é!", "")]
+    assert attribution.split(" so", details([(" so", "bonus")])) == [TextSpan(" so", "bonus")]
+
+
+def test_without_details_there_are_no_sources() -> None:
+    assert Attribution().split("text", ()) == [TextSpan("text", "")]
+    assert Attribution().split("", ()) == []

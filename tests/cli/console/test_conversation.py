@@ -1,8 +1,8 @@
-"""Request parameters as users write them."""
+"""Parameters that are set on the console, and their checks."""
 
 import pytest
 
-from cli.console.parameters import Parameters, as_written
+from cli.console.conversation import Parameters, as_written
 from decoding.errors import InvalidRequestError
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest
