@@ -12,11 +12,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from cli.commands.finetune import finetune
-from cli.commands.train import train
 from cli.measure import bench, compare
 from cli.online import chat, complete, report, status
 from cli.serving.options import DTYPES, model_options
+from cli.train import finetune, train
 from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
 

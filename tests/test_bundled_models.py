@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from training.sampling import continue_prompts
+from training.acceptance import continue_prompts
 from training.tiny.checkpoint import load
 
 MODELS = Path("models")

@@ -13,18 +13,15 @@ import torch
 
 from training.acceptance import measure
 from training.distillation.loop import DistillationOptions
-from training.distillation.text_stage import TextOptions
-from training.drafter.make import DrafterOptions, train_drafter
-from training.drafter.start import StartOptions
+from training.distillation.run import RunOptions
+from training.drafter import DrafterOptions, train_drafter
 from training.heldout import read_prompts
 from training.inflate import inflate
-from training.tiny.checkpoint import bfloat16_copy, build, load, save
+from training.texts import TargetOptions, TextOptions
+from training.tiny.checkpoint import bfloat16_copy, build, load, load_tokenizer, save, train_tokenizer
 from training.tiny.corpus import Document, read_corpus
 from training.tiny.pretrain import held_out_loss, pretrain
-from training.tiny.prompts import training_prompts, write_prompts
-from training.tiny.recipes import RECIPES, Name
-from training.tiny.stream import Stream, encode
-from training.tiny.tokenizer import load_tokenizer, train_tokenizer
+from training.tiny.stream import RECIPES, Name, Stream, encode, training_prompts, write_prompts
 
 _FOLDERS = {"drafter": "drafter-start"}  # pretrained models with another folder than their name
 _ANSWER_TOKENS = 96
@@ -121,15 +118,16 @@ def distill_command(models: Path, minutes: float, threads: int, tokens: int) -> 
     tokenizer = load_tokenizer(models / "target")
     stream = Stream(encode(training, tokenizer, seed=recipe.seed + 1), recipe.mix, seed=recipe.seed + 1)
     prompts = training_prompts(stream, tokenizer, tokens // _ANSWER_TOKENS, seed=recipe.seed)
-    options = DrafterOptions(
+    run = RunOptions(
+        target=TargetOptions(path=str(models / "target"), threads=threads),
         output=models / "drafter",
         work=models / "drafter-work",
-        start=StartOptions(target=str(models / "target"), model=str(models / _FOLDERS["drafter"]), vocabulary=None),
         texts=TextOptions(tokens=tokens, answer_tokens=_ANSWER_TOKENS, questions=tuple(prompts), chat=False),
         distillation=DistillationOptions(minutes=minutes, epochs=100, learning_rate=1e-3),
-        threads=threads,
+        tokens_per_step=4096,
         seed=recipe.seed,
     )
+    options = DrafterOptions(run=run, model=str(models / _FOLDERS["drafter"]), vocabulary=None)
     train_drafter(options, report=_reporter("distill"))
 
 

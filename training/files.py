@@ -1,11 +1,15 @@
-"""Files and folders that appear whole or not at all. Must not know what is in them."""
+"""Files and folders that appear whole or not at all."""
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from decoding.errors import ConfigError
 
@@ -61,6 +65,16 @@ def remove(folder: Path) -> None:
         shutil.rmtree(removed, ignore_errors=True)
         folder.rename(removed)
         shutil.rmtree(removed)
+
+
+def write_checkpoint(tensors: Mapping[str, Tensor], config: Mapping[str, object], folder: Path) -> None:
+    """Write model.safetensors, floating tensors as bfloat16, and config.json into a folder."""
+    written = {
+        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).detach().cpu().clone()
+        for name, tensor in tensors.items()
+    }
+    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _full(folder: Path) -> ConfigError:

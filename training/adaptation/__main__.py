@@ -23,8 +23,8 @@ from engine.loading.checkpoint import ModelSpec
 from engine.loading.draft_vocabulary import save_draft_vocabulary
 from engine.loading.settings import is_trimmed
 from training.adaptation.learner import AdaptingDrafter
-from training.distillation.vocabulary import StudentVocabulary
-from training.drafter.start import load_student
+from training.distillation.lessons import StudentVocabulary
+from training.drafter import load_student
 
 Inbox = SimpleQueue[ToLearner | None]
 

@@ -1,25 +1,105 @@
 """Rounds of learning from committed texts, in small steps between which the learner can pause.
 
 After Liu et al. 2023, "Online speculative decoding", arXiv 2310.07177, but from tokens alone: the target's
-probabilities stay where they are. Must not know about processes or messages' transport.
+probabilities stay where they are. B rows, T tokens, N answer tokens in a batch.
 """
 
+import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from actors.loops.adaptation import Checked, CommittedText
 from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
 from decoding.sampling.noise import gumbel
+from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import process
-from training.adaptation.batches import RecentTexts, TextBatch
-from training.distillation.vocabulary import StudentVocabulary
-from training.drafter.student import counted_logits
+from training.distillation.lessons import StudentVocabulary
+from training.drafter import counted_logits
+
+LONGEST = 1024  # tokens of a text, its last ones
+_TOKENS = 512  # of a batch: small ones, for recent texts are few
+_HELD_OUT = 4  # every fourth text is never learned
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextBatch:
+    """Rows padded on the right. Causal attention keeps the padding from what counts, so there is no mask."""
+
+    tokens: Tensor  # [B, T] int64, rows of the drafter's vocabulary
+    counted: Tensor  # [B, T] bool, True where the next token is one of the answer's; N in all
+    answers: Tensor  # [N] int64, the target's ids of the answers' tokens
+    temperatures: Tensor  # [N] float32, 1 where the text is greedy
+    requests: Sequence[tuple[SamplingParams, int, int]]  # parameters, first position, tokens of each answer
+
+    @classmethod
+    def gather(cls, texts: Sequence[CommittedText], vocabulary: StudentVocabulary) -> "TextBatch":
+        """Return texts as a batch."""
+        rows, counted, answers, temperatures, requests = [], [], [], [], []
+        for text in texts:
+            cut = max(0, len(text.tokens) - LONGEST)
+            first = max(text.prompt_length - cut, 1)  # of the answer that is left
+            tokens = torch.tensor(text.tokens[cut:])
+            rows.append(tokens[:-1])
+            counted.append(torch.arange(len(tokens) - 1) >= first - 1)
+            answers.append(tokens[first:])
+            temperature = 1.0 if text.params.greedy else text.params.temperature
+            temperatures.append(torch.full((len(tokens) - first,), temperature))
+            requests.append((text.params, first + cut, len(tokens) - first))
+        return cls(
+            tokens=vocabulary.read(pad_sequence(rows, batch_first=True)),
+            counted=pad_sequence(counted, batch_first=True),
+            answers=torch.cat(answers),
+            temperatures=torch.cat(temperatures),
+            requests=requests,
+        )
+
+
+class RecentTexts:
+    """The most recent texts, in memory only: those to learn, and those that tell what was learned."""
+
+    def __init__(self, most: int) -> None:
+        self._held_out: deque[CommittedText] = deque(maxlen=max(most // _HELD_OUT, 1))
+        self._training: deque[CommittedText] = deque(maxlen=max(most - most // _HELD_OUT, 1))
+        self._seen = 0
+        self.new = 0  # since the last `start_round`
+
+    def add(self, texts: Sequence[CommittedText]) -> None:
+        """Add texts, the newest last."""
+        for text in texts:
+            (self._training if self._seen % _HELD_OUT else self._held_out).append(text)
+            self._seen += 1
+        self.new += len(texts)
+
+    def start_round(self) -> tuple[list[list[CommittedText]], list[list[CommittedText]]]:
+        """Return batches to learn from, in random order, and batches that are held out."""
+        self.new = 0
+        batches = _packed(self._training)
+        random.Random(self._seen).shuffle(batches)
+        return batches, _packed(self._held_out)
+
+
+def _packed(texts: Sequence[CommittedText]) -> list[list[CommittedText]]:
+    """Fill batches with texts of similar length."""
+    batches: list[list[CommittedText]] = []
+    for text in sorted(texts, key=_length):
+        if not batches or (len(batches[-1]) + 1) * _length(text) > _TOKENS:
+            batches.append([])
+        batches[-1].append(text)
+    return batches
+
+
+def _length(text: CommittedText) -> int:
+    return min(len(text.tokens), LONGEST)
+
 
 _BETAS = (0.9, 0.95)
 _START_SHARE = 0.1  # of the divergence from the drafter's files in the loss, so that it does not forget

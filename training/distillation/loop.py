@@ -15,9 +15,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from decoding.errors import ConfigError
-from training.distillation.lessons import Batch, Lessons
-from training.distillation.losses import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
-from training.distillation.student import Student
+from training.distillation.lessons import Batch, Lessons, Student
+from training.distillation.rates import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
 from training.files import remove, whole_folder
 
 _WARM_UP = 0.03

@@ -1,18 +1,24 @@
-"""What a trained student is worth: acceptance before and after, step times, and the speed-up to expect of them.
-
-Must not know how it was trained.
-"""
+"""What a trained student is worth: acceptance before and after, step times, and the speed-up to expect of them."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from actors.replica.replica import load_runner, load_with_heads
+from decoding.sampling.params import SamplingParams
+from engine.heads.proposer import HeadsKind, HeadsSpec
+from engine.loading.checkpoint import ModelSpec
+from engine.model.runner import Runner
 from evaluation.limits import SpeculationLimits
+from evaluation.step_times import time_heads, time_steps
 from training.distillation.rates import LONGEST_DRAFT, Rates
+from training.texts import TargetOptions
 
 _DRAFT_LENGTHS = range(1, LONGEST_DRAFT + 1)
 _GAMMAS = [f"γ = {length}" for length in _DRAFT_LENGTHS]
+_TIMED_LENGTH = 256  # tokens of the cache while steps are timed
+_PARAMS = SamplingParams(max_tokens=1)
 _KINDS = {"shared_noise": "shared noise", "rejection": "rejection"}
 
 
@@ -24,6 +30,42 @@ class StepTimes:
     """of a target that reads 1, 2, … tokens; the first is plain decoding"""
     drafter_s: float
     """for one token of a draft"""
+
+
+def time_drafter(target: TargetOptions, drafter: Path) -> StepTimes:
+    """Time the steps of a target and of its drafter, one after the other.
+
+    Raises:
+        ConfigError: a model can't be loaded or served.
+    """
+    target_s = _target_steps(load_runner(_spec(target)))
+    runner = load_runner(replace(_spec(target), name="drafter", path=str(drafter)))
+    return StepTimes(target_s, time_steps(runner, [(1, 1)], _PARAMS).seconds[1, 1])
+
+
+def time_heads_of(target: TargetOptions, folder: Path, kind: HeadsKind) -> StepTimes:
+    """Time the target's steps, and the heads' part of them for each token of the longest draft.
+
+    Raises:
+        ConfigError: the target or the heads can't be loaded.
+    """
+    heads_spec = HeadsSpec(name="heads", path=str(folder), kind=kind, min_acceptance=0.0)
+    runner, _, heads = load_with_heads(_spec(target), heads_spec)
+    target_s = _target_steps(runner)
+    length = min(LONGEST_DRAFT, heads.length)
+    call_s, token_s = time_heads(heads, runner, 1, length)
+    return StepTimes(target_s, token_s + call_s / length)
+
+
+def _target_steps(runner: Runner) -> list[float]:
+    """Return the seconds of steps of 1, 2, … tokens."""
+    steps = [(1, width) for width in range(1, LONGEST_DRAFT + 2)]
+    times = time_steps(runner, steps, _PARAMS).seconds
+    return [times[step] for step in steps]
+
+
+def _spec(target: TargetOptions) -> ModelSpec:
+    return replace(target.spec(), slots=1, max_length=_TIMED_LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

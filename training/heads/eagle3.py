@@ -1,21 +1,90 @@
-"""An EAGLE-3 head as a student: where it starts from, and how it drafts on its own output while it is trained.
+"""An EAGLE-3 head as a student: where it starts from, how it drafts on its own output while trained, and its files.
 
-Must not know files or how it is trained.
+Drafting from every position of many texts at once is training-time test: Li et al., arXiv 2503.01840, section 3.2.
+B rows, T tokens, h heads, W rows of the output layer.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import LlamaConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from engine.heads.eagle3 import Eagle3Head
-from training.distillation.lessons import Batch
-from training.distillation.vocabulary import StudentVocabulary
-from training.heads.unrolling import unroll
+from training.distillation.lessons import Batch, StudentVocabulary
+from training.files import write_checkpoint
+
+_LAYER_KEYS = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_parameters",
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+)
+_USUAL_DRAFT = 5
+
+
+def unroll(head: Eagle3Head, features: Tensor, embeddings: Tensor, steps: int) -> Iterator[Tensor]:
+    """Yield the layer's outputs of step 0, 1, …, [B, T, H]: entry p of step s is what predicts token p + 2 + s.
+
+    In step s the draft that started after position p takes its own output in place of the features of position p + s.
+    It attends to the true columns up to p and to its own after these. Entries whose token p + 1 + s is beyond T mean
+    nothing.
+
+    Args:
+        features: [B, T, k · H] the target's hidden states after each token.
+        embeddings: [B, T, H] of these tokens.
+    """
+    layer: Any = head.layers[0]
+    attention = layer.self_attn
+    length = features.shape[1]
+    groups = attention.num_key_value_groups
+    positions = torch.arange(length, device=features.device)[None]
+    future = torch.ones(length, length, dtype=torch.bool, device=features.device).triu(1)
+    hidden: Tensor = head.fc(features)
+    keys, values = [], []
+    for step in range(steps):
+        following = embeddings.roll(-1 - step, dims=1)
+        normed = layer.hidden_norm(hidden)
+        both = torch.cat([layer.input_layernorm(following), normed], dim=-1)
+        q, k, v = (
+            projection(both).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        cosines, sines = head.rotary_emb(hidden, position_ids=positions + step)
+        q, k = apply_rotary_pos_emb(q, k, cosines, sines)
+        keys.append(repeat_kv(k, groups))
+        values.append(repeat_kv(v, groups))
+        if step == 0:
+            attended = scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
+        else:
+            scores = (q @ keys[0].mT).masked_fill(future, -torch.inf)  # [B, h, T, T]
+            own = [(q * key).sum(-1, keepdim=True) for key in keys[1:]]  # [B, h, T, 1] each
+            scores = torch.cat([scores, *own], dim=-1).float() * attention.scaling
+            weights = scores.softmax(-1).to(q.dtype)
+            attended = weights[..., :length] @ values[0]
+            for index, value in enumerate(values[1:]):
+                attended = attended + weights[..., length + index, None] * value
+        residual = normed if layer.norm_before_residual else hidden
+        residual = residual + attention.o_proj(attended.transpose(1, 2).flatten(2))
+        hidden = residual + layer.mlp(layer.post_attention_layernorm(residual))
+        yield hidden
+
 
 _HEAD_DIM = 64
 _BETAS = (0.9, 0.95)
@@ -143,3 +212,30 @@ def _copy_parts(head: Eagle3Head, target: PreTrainedModel) -> None:
             source = state.get(f"{prefix}.{name.replace('layers.0', f'layers.{last}')}")
             if source is not None and source.shape == parameter.shape:
                 parameter.copy_(source)
+
+
+def save_eagle3(head: Eagle3Head, layers: Sequence[int], target: str, folder: Path) -> None:
+    """Write a head, bfloat16, in the format of speculators. layers: after how many it reads the target's states."""
+    layer: Any = head.layers[0]
+    layer_config = layer.self_attn.config.to_dict()
+    tensors = head.state_dict()
+    size = layer_config["vocab_size"]
+    drafted = head.token_ids().cpu()
+    tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, drafted, value=True)
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": _USUAL_DRAFT}],
+            "verifier": {"name_or_path": target},
+        },
+        "transformer_layer_config": {key: layer_config[key] for key in _LAYER_KEYS if key in layer_config},
+        "draft_vocab_size": len(head.d2t),
+        "target_hidden_size": layer_config["hidden_size"],
+        "eagle_aux_hidden_state_layer_ids": list(layers),
+        "norm_before_residual": layer.norm_before_residual,
+        "torch_dtype": "bfloat16",
+    }
+    write_checkpoint(tensors, config, folder)

@@ -1,7 +1,6 @@
 """The target's hidden states along its own texts, in files: a shard of features for each shard of texts.
 
-The target is larger than its heads: to run it anew in every epoch would take most of a training's time. Must not know
-what the features are for.
+The target is larger than its heads: to run it anew in every epoch would take most of a training's time.
 """
 
 from collections.abc import Generator, Sequence

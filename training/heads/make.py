@@ -1,165 +1,218 @@
-"""Heads for a target, from nothing but the target: texts, its hidden states along them, distillation, a report.
+"""Medusa or EAGLE-3 heads for a target, from nothing but the target: its texts and its hidden states along them."""
 
-Each stage leaves whole files in the work folder and is skipped where they are, so a run that was killed at any moment
-goes on. Must not know the command line.
-"""
-
-import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
-from engine.heads.checkpoint import HeadsCheckpoint
-from engine.loading.checkpoint import ModelSpec, load_model
-from training.distillation.lessons import Lessons
-from training.distillation.loop import distil
-from training.distillation.rates import held_out_rates
-from training.distillation.report import StudentReport
-from training.distillation.text_stage import (
-    TEXTS,
-    Report,
-    TargetOptions,
-    fitted,
-    load_target_tokenizer,
-    special_tokens,
-    write_missing,
-)
-from training.distillation.vocabulary import most_used
-from training.files import whole_folder
+from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3 import read_eagle3, stated_layers
+from engine.heads.medusa import MedusaHeads
+from engine.heads.proposer import HeadsKind, HeadsSpec
+from engine.loading.checkpoint import load_model
+from training.distillation.lessons import Student, StudentVocabulary, most_used
+from training.distillation.report import time_heads_of
+from training.distillation.run import Made, RunOptions, StudentRun, check_output
+from training.heads.eagle3 import Eagle3Student, save_eagle3, start_head
 from training.heads.features import StoredFeatures, stored_features, write_features
-from training.heads.options import HeadsOptions
-from training.heads.start import choose_layers, load_given, new_heads, read_start_checkpoint
-from training.heads.step_times import measure_heads
-from training.texts import split
+from training.heads.medusa import MedusaStudent, save_medusa
+from training.texts import TEXTS, Report, TargetOptions, special_tokens, split
 
+VOCABULARY = 6656
 _ROWS = 16  # texts that the target runs at once
+_SCALE_TEXTS = 8  # of which the size of hidden states is taken
 _MADE = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsOptions:
+    """How to make heads."""
+
+    run: RunOptions
+    kind: HeadsKind
+    start: str | None = None  # an EAGLE-3 head to go on from: a folder or a Hub id
+    layers: tuple[int, ...] | None = None  # after how many the states are read, the last included; None: three
+    vocabulary: int = VOCABULARY  # tokens that new heads can draft, beside the special ones
+    steps: int = 3  # of training-time test, or the number of Medusa heads
+
+    def settings(self, layers: Sequence[int]) -> dict[str, object]:
+        """Return the settings that the weights depend on, by name. layers: as chosen."""
+        names = ("kind", "start", "vocabulary", "steps")
+        return {"layers": layers} | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainableHeads:
+    """Heads that can be trained and written."""
+
+    student: Student
+    parameters: int
+    save: Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenHead:
+    """An EAGLE-3 head to go on from."""
+
+    head: Eagle3Head
+    layers: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Return the tokens that it can draft."""
+        ids: list[int] = self.head.token_ids().tolist()
+        return ids
+
+    def start(self, options: HeadsOptions, model: PreTrainedModel) -> TrainableHeads:
+        """Return a copy that can be trained, float32."""
+        return _eagle3(deepcopy(self.head).float(), options, model, self.layers, self.token_ids)
+
+
 def train_heads(options: HeadsOptions, *, report: Report) -> None:
-    """Make heads for `options.target` in the folder `options.output`.
+    """Make heads for the target. Without epochs they are what training would start from.
 
     Raises:
-        ConfigError: the target, its tokenizer or the heads to start from can't be loaded, the output is not an empty
-            folder, the work folder belongs to another target, there are no texts, or the disk is full.
+        ConfigError: as `StudentRun`, or the heads to start from can't be loaded.
     """
-    if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
-        raise ConfigError(f"--output {options.output} is there already: give another, or remove it")
-    target, checkpoint = options.target, read_start_checkpoint(options)
+    check_output(options.run.output)
+    checkpoint = read_start_checkpoint(options)
     if checkpoint is not None:
-        load_given(checkpoint, load_model(_model_spec(target)))  # before the texts, which take hours
-    if target.threads is not None:
-        torch.set_num_threads(target.threads)
-    tokenizer = load_target_tokenizer(target.path)
-    target = fitted(target)
-    options = replace(options, target=target)
-    training, held_out = write_missing(target, options.texts, options.work, tokenizer, report=report)
-    model = load_model(_model_spec(target))
+        load_given(checkpoint, load_model(options.run.target.spec()))  # before the texts, which take hours
+    run = StudentRun(options.run, report=report)
+    target = run.options.target
+    model = load_model(target.spec())
     given = None if checkpoint is None else load_given(checkpoint, model)
     layers = choose_layers(options, model) if given is None else given.layers
-    features, held_out_features = split(_features(options, layers, report))
+    features, held_out_features = split(_features(target, run.options.work, layers, report))
     if given is None:
-        token_ids = most_used(training, options.vocabulary, _rows_of(model, special_tokens(tokenizer)))
-        new = partial(new_heads, options, model, layers, token_ids, features)
+        size = model.config.get_text_config(decoder=True).vocab_size
+        # A tokenizer may have more tokens than its model has rows.
+        special = [token for token in special_tokens(run.tokenizer) if token < size]
+        token_ids = most_used(run.training, options.vocabulary, special)
+        heads = new_heads(options, model, layers, token_ids, features)
     else:
         token_ids = given.token_ids
-        new = partial(given.start, options, model)
-    heads = new()
+        heads = given.start(options, model)
     report(f"start: {heads.parameters:,} parameters, {len(token_ids):,} tokens")
-    lessons = Lessons(
-        training,
-        heads.student.vocabulary,
-        tokens=options.tokens_per_step,
-        longest=target.longest,
-        seed=options.seed,
-        features=features,
-    )
-    run = options.work / "runs" / _run_name(options, layers, len(training), checkpoint)
-    distil(heads.student, lessons, options.distillation, run / "checkpoints", report=report)
-
-    measure = partial(
-        held_out_rates,
-        chats=held_out,
-        tokens=options.tokens_per_step,
-        longest=target.longest,
-        features=held_out_features,
-        bfloat16=options.distillation.bfloat16,
-    )
-    with whole_folder(options.output) as unfinished:
-        heads.save(unfinished)
-        report("measuring the heads")
-        StudentReport(
-            made=_MADE[options.kind],
+    before = run.rates(heads.student, held_out_features)
+    tensors = [] if checkpoint is None else [tensor for _, tensor in sorted(checkpoint.tensors.items())]
+    contents = (tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors)
+    run.distil(heads.student, run.folder(options.settings(layers), *contents), features)
+    run.finish(
+        Made(
+            student=heads.student,
+            name=_MADE[options.kind],
             command=f"consort train heads --kind {options.kind}",
-            target=target.path,
             start=_start_in_words(options, layers, len(token_ids)),
             parameters=heads.parameters,
-            settings=_settings(options, layers),
-            texts=len(training),
-            tokens=sum(len(chat.tokens) for chat in training),
-            held_out_texts=len(held_out),
-            before=measure(new().student),
-            after=measure(heads.student),
-            steps=measure_heads(target, unfinished, options.kind),
-        ).write(unfinished)
-    report(f"{options.output}: {heads.parameters:,} parameters; see report.md there")
-
-
-def _features(options: HeadsOptions, layers: Sequence[int], report: Report) -> list[StoredFeatures]:
-    """Let the target run along texts whose hidden states are missing, and return all."""
-    target, texts = options.target, options.work / TEXTS
-    folder = options.work / "features" / f"{'-'.join(map(str, layers))}-of-{target.longest}"
-    runner = load_runner(
-        ModelSpec(
-            name="target",
-            path=target.path,
-            device=target.device,
-            slots=_ROWS,
-            max_length=target.longest,
-            threads=target.threads,
+            before=before,
+            save=heads.save,
+            time_steps=partial(time_heads_of, target, kind=options.kind),
         ),
-        hidden_layers=layers,
+        options.settings(layers),
+        held_out_features,
     )
+
+
+def read_start_checkpoint(options: HeadsOptions) -> HeadsCheckpoint | None:
+    """Return the checkpoint to go on from; None: start anew.
+
+    Raises:
+        ConfigError: it can't be read, or other options contradict it.
+    """
+    if options.start is None:
+        return None
+    if options.kind != "eagle3":
+        raise ConfigError(
+            f"--from {options.start}: only EAGLE-3 heads are trained further; leave it out for {options.kind}"
+        )
+    if options.layers is not None:
+        raise ConfigError(f"--layers: the head in {options.start} names its own; leave it out")
+    return read_checkpoint(HeadsSpec(name="--from", path=options.start, kind=options.kind))
+
+
+def load_given(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> GivenHead:
+    """Return the head of a checkpoint. Raises ConfigError if it doesn't fit the target, or can't be trained."""
+    config = model.config.get_text_config(decoder=True)
+    head = read_eagle3(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    if head.embed_tokens is not None:
+        raise checkpoint.error("has an embedding of its own, which can't be trained here")
+    return GivenHead(head, stated_layers(checkpoint.config, config.num_hidden_layers))
+
+
+def new_heads(
+    options: HeadsOptions,
+    model: PreTrainedModel,
+    layers: Sequence[int],
+    token_ids: Sequence[int],
+    features: Sequence[StoredFeatures],
+) -> TrainableHeads:
+    """Return untrained heads."""
+    if options.kind == "eagle3":
+        some = torch.cat([each.read() for each in features[:_SCALE_TEXTS]])
+        return _eagle3(start_head(model, token_ids, some, seed=options.run.seed), options, model, layers, token_ids)
+    vocabulary = StudentVocabulary.of_heads(token_ids, model.config.get_text_config(decoder=True).vocab_size)
+    output_layer: Any = model.get_output_embeddings()
+    rows = output_layer.weight.detach()[torch.tensor(token_ids)].float()
+    heads = MedusaHeads(options.steps, 1, rows.shape[1])
+    student = MedusaStudent(heads, _final_norm(model), rows, vocabulary)
+    return TrainableHeads(student, _count(heads), partial(save_medusa, heads, options.run.target.path))
+
+
+def _eagle3(
+    head: Eagle3Head, options: HeadsOptions, model: PreTrainedModel, layers: Sequence[int], token_ids: Sequence[int]
+) -> TrainableHeads:
+    embedding: Any = model.get_input_embeddings()
+    weight = embedding.weight.detach()
+    student = Eagle3Student(head, weight, StudentVocabulary.of_heads(token_ids, len(weight)), steps=options.steps)
+    return TrainableHeads(student, _count(head), partial(save_eagle3, head, layers, options.run.target.path))
+
+
+def choose_layers(options: HeadsOptions, model: PreTrainedModel) -> tuple[int, ...]:
+    """Return after how many layers hidden states are read: as configured, or after about a quarter, a half and all.
+
+    Raises:
+        ConfigError: the configured layers don't fit the target or the kind of heads.
+    """
+    count: int = model.config.get_text_config(decoder=True).num_hidden_layers
+    layers = options.layers or (max(round(0.27 * count), 1), max(round(0.6 * count), 1), count)
+    if options.kind == "eagle3" and len(layers) != 3:
+        raise ConfigError(f"--layers {','.join(map(str, layers))}: an EAGLE-3 head reads the states after three layers")
+    if layers[-1] != count or min(layers) < 0:
+        raise ConfigError(f"--layers {','.join(map(str, layers))}: the last has to be {count}, all of the target's")
+    return tuple(layers)
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _final_norm(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the norm before the output layer."""
+    norm = getattr(model.base_model, "norm", None)
+    if not isinstance(norm, torch.nn.Module):
+        raise ConfigError(f"{type(model).__name__} has no final norm that Medusa heads could read after")
+    return norm
+
+
+def _features(target: TargetOptions, work: Path, layers: Sequence[int], report: Report) -> list[StoredFeatures]:
+    """Let the target run along texts whose hidden states are missing, and return all."""
+    texts, folder = work / TEXTS, work / "features" / f"{'-'.join(map(str, layers))}-of-{target.longest}"
+    runner = load_runner(replace(target.spec(), slots=_ROWS, max_length=target.longest), hidden_layers=layers)
     for shards in write_features(runner, texts, folder, longest=target.longest):
         report(f"hidden states: {shards:,} shards")
     return stored_features(texts, folder, longest=target.longest)
 
 
-def _model_spec(target: TargetOptions) -> ModelSpec:
-    return ModelSpec(name="target", path=target.path, device=target.device, threads=target.threads)
-
-
 def _start_in_words(options: HeadsOptions, layers: Sequence[int], tokens: int) -> str:
     start = "" if options.start is None else f"{options.start} and "
     states = "last states" if options.kind == "medusa" else f"states after {', '.join(map(str, layers))} layers"
-    return f"{start}the {states} of {options.target.path}, {tokens:,} tokens"
-
-
-def _rows_of(model: PreTrainedModel, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens that the target has rows for. A tokenizer may have more."""
-    size = model.config.get_text_config(decoder=True).vocab_size
-    return [token for token in tokens if token < size]
-
-
-def _run_name(options: HeadsOptions, layers: Sequence[int], chats: int, checkpoint: HeadsCheckpoint | None) -> str:
-    """Return a name that differs where the weights of the start or of a step would."""
-    fixed = replace(options, distillation=replace(options.distillation, epochs=0, minutes=None))
-    name = hashlib.sha256(repr((_settings(fixed, layers), chats)).encode())
-    for _, tensor in sorted(checkpoint.tensors.items()) if checkpoint is not None else ():
-        name.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    return name.hexdigest()[:12]
-
-
-def _settings(options: HeadsOptions, layers: Sequence[int]) -> dict[str, object]:
-    """Return the settings that the weights depend on, by name."""
-    distillation = asdict(options.distillation)
-    for name in ("save_every_s", "report_every_s", "device"):
-        del distillation[name]
-    names = ("kind", "start", "vocabulary", "steps", "tokens_per_step", "seed")
-    given = {name: getattr(options, name) for name in names}
-    return {"target": options.target.path, "longest": options.target.longest, "layers": layers} | distillation | given
+    return f"{start}the {states} of {options.run.target.path}, {tokens:,} tokens"

@@ -1,10 +1,8 @@
-"""Medusa heads as a student: each token of a draft by a head of its own.
-
-Must not know files or how they are trained.
-"""
+"""Medusa heads as a student: each token of a draft by a head of its own; and their files."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +10,8 @@ from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
 from engine.heads.medusa import MedusaHeads
-from training.distillation.lessons import Batch
-from training.distillation.vocabulary import StudentVocabulary
+from training.distillation.lessons import Batch, StudentVocabulary
+from training.files import write_checkpoint
 
 _BETAS = (0.9, 0.95)
 _RATE = 0.05  # of AdamW, in parts of the learning rate, which is Muon's for other heads
@@ -69,3 +67,19 @@ class _WithOutput(nn.Module):
             hidden = self._norm[0](features[:, -size:]).to(self.heads.weight.dtype)
         logits: Tensor = self.heads(hidden, partial(functional.linear, weight=self.output_rows))
         return logits
+
+
+def save_medusa(heads: MedusaHeads, target: str, folder: Path) -> None:
+    """Write heads of one layer each, bfloat16, in the format of Medusa's version 2."""
+    tensors: dict[str, Tensor] = {}
+    for head in range(heads.count):
+        tensors[f"{head}.0.linear.weight"] = heads.weight[head, 0]
+        tensors[f"{head}.0.linear.bias"] = heads.bias[head, 0]
+    config: dict[str, object] = {
+        "version": "2",
+        "medusa_num_heads": heads.count,
+        "medusa_num_layers": 1,
+        "hidden_size": heads.weight.shape[-1],
+        "base_model_name_or_path": target,
+    }
+    write_checkpoint(tensors, config, folder)

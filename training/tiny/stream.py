@@ -1,14 +1,18 @@
-"""Endless packed rows of training tokens, mixed by kind. Must not know about models."""
+"""Endless packed rows of training tokens, mixed by kind; the bundled models' recipes; prompts from the corpus."""
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from training.tiny.checkpoint import conversation_text
 from training.tiny.corpus import Document, Kind, cut
-from training.tiny.tokenizer import conversation_text
 
 Mix = Mapping[Kind, float]
 TARGET_MIX: Mix = {"library": 0.60, "tests": 0.20, "topics": 0.10, "chat": 0.10}
@@ -75,3 +79,66 @@ class Stream:
 def _shuffled(pieces: Sequence[Sequence[int]], generator: random.Random) -> Iterator[Sequence[int]]:
     while True:
         yield from generator.sample(pieces, len(pieces))
+
+
+Name = Literal["target", "member", "drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Size, training mix and seed of one bundled model."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+    kv_heads: int
+    mix: Mix
+    seed: int
+
+
+RECIPES: dict[Name, Recipe] = {
+    "target": Recipe(hidden=256, layers=6, intermediate=704, kv_heads=2, mix=TARGET_MIX, seed=1),
+    "member": Recipe(hidden=256, layers=6, intermediate=704, kv_heads=2, mix=MEMBER_MIX, seed=2),
+    "drafter": Recipe(hidden=192, layers=2, intermediate=320, kv_heads=3, mix=TARGET_MIX, seed=3),
+}
+
+
+PROMPTS: Mapping[Kind, int] = {"library": 200, "tests": 60, "topics": 60}
+TOKENS = range(24, 121)
+TRAINING_TOKENS = range(16, 97)
+
+
+def write_prompts(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, path: Path, *, seed: int) -> None:
+    """Write one `{"prompt": text}` per line, cut from the held-out documents."""
+    generator = random.Random(seed)
+    prompts: list[str] = []
+    for kind, count in PROMPTS.items():
+        sources = [document for document in documents if document.held_out and document.kind == kind]
+        distinct: dict[str, None] = {}
+        while len(distinct) < count:
+            distinct[_draw(sources, tokenizer, generator)] = None
+        prompts += distinct
+    generator.shuffle(prompts)
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
+
+
+def training_prompts(stream: Stream, tokenizer: PreTrainedTokenizerFast, count: int, *, seed: int) -> list[str]:
+    """Return the beginnings of the next `count` pieces, without special tokens."""
+    generator = random.Random(seed)
+    pieces = [stream.prompts(1, generator.choice(TRAINING_TOKENS))[0] for _ in range(count)]
+    return [str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces]
+
+
+def _draw(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, generator: random.Random) -> str:
+    """Return consecutive lines of a random document, without the last newline."""
+    while True:
+        document = generator.choice(documents)
+        lines = document.text.splitlines(keepends=True)
+        start, wanted = generator.randrange(len(lines)), generator.randint(80, 320)
+        text = ""
+        while start < len(lines) and len(text) < wanted:
+            text += lines[start]
+            start += 1
+        text = text.rstrip("\n")
+        if text.strip() and len(tokenizer(text)["input_ids"]) in TOKENS:
+            return text

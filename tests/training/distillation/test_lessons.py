@@ -5,8 +5,7 @@ from itertools import chain
 import torch
 
 from tests.training.distillation.chats import CANDIDATES, TOKENS, make_chats
-from training.distillation.lessons import Lessons
-from training.distillation.vocabulary import StudentVocabulary, most_used
+from training.distillation.lessons import Lessons, StudentVocabulary, most_used
 
 ALL = StudentVocabulary(torch.arange(TOKENS), TOKENS)
 

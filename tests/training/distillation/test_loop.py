@@ -14,12 +14,10 @@ from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
 from tests.training.distillation.chats import TOKENS, make_chats, make_model
-from training.distillation.lessons import Batch, Lessons
+from training.distillation.lessons import Batch, Lessons, StudentVocabulary
 from training.distillation.loop import DistillationOptions, batch_result, distil
-from training.distillation.losses import LOSSES, LossName
-from training.distillation.rates import held_out_rates
-from training.distillation.vocabulary import StudentVocabulary
-from training.drafter.student import DrafterStudent
+from training.distillation.rates import LOSSES, LossName, held_out_rates
+from training.drafter import DrafterStudent
 
 VOCABULARY = StudentVocabulary(torch.arange(TOKENS), TOKENS)
 OPTIONS = DistillationOptions(epochs=6, learning_rate=5e-3, device="cpu", bfloat16=False, save_every_s=0.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.distillation.losses import (
+from training.distillation.rates import (
     LOSS_NAMES,
     LOSSES,
     LossName,

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.training.distillation.chats import TOKENS, make_chats, make_model
+from training.distillation.lessons import StudentVocabulary
 from training.distillation.rates import LONGEST_DRAFT, Rates, given_text, held_out_rates
-from training.distillation.vocabulary import StudentVocabulary
-from training.drafter.student import DrafterStudent
+from training.drafter import DrafterStudent
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05])
 Q = torch.tensor([0.1, 0.6, 0.1, 0.2])

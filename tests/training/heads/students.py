@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from engine.heads.medusa import MedusaHeads
 from tests.training.distillation.chats import TOKENS, make_chats, make_model
-from training.distillation.lessons import Lessons
-from training.distillation.vocabulary import StudentVocabulary
+from training.distillation.lessons import Lessons, StudentVocabulary
 from training.heads.eagle3 import Eagle3Student, start_head
 from training.heads.medusa import MedusaStudent
 from training.texts import Chat

@@ -9,9 +9,9 @@ import torch
 
 from tests.training.distillation.chats import make_chats
 from tests.training.heads.students import MadeUp, eagle3_student, lessons, medusa_student
+from training.distillation.lessons import Student
 from training.distillation.loop import DistillationOptions, distil
 from training.distillation.rates import held_out_rates
-from training.distillation.student import Student
 from training.texts import Chat
 
 OPTIONS = DistillationOptions(epochs=4, learning_rate=2e-2, device="cpu", bfloat16=False, save_every_s=0.0)

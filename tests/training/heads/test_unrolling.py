@@ -11,7 +11,7 @@ from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.heads import STATES, new_eagle3
 from tests.support.models import tiny_model
-from training.heads.unrolling import unroll
+from training.heads.eagle3 import unroll
 
 TARGET = tiny_model("llama-gqa")
 TEXT = [5, 9, 14, 3, 27, 8, 11, 2, 19]

@@ -1,6 +1,6 @@
 """Finetuning with low-rank adapters: transformers' Trainer on peft's layers, resumable.
 
-LoRA: Hu et al., arXiv 2106.09685. Must not know how the result is served.
+LoRA: Hu et al., arXiv 2106.09685.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,9 +31,31 @@ from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.gguf import settings_folder
 from engine.loading.settings import is_trimmed, load_tokenizer
+from training.examples import IGNORED, Example, Row, encode
 from training.files import whole_folder
-from training.finetuning.examples import IGNORED, Example, Row, encode
-from training.lora import add_lora, merge_lora
+
+
+def add_lora(model: PreTrainedModel, rank: int, *, seed: int) -> PreTrainedModel:
+    """Return the model with its weights frozen and trainable adapters in all its linear layers but the last.
+
+    Raises:
+        ConfigError: peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError("--lora needs peft: pip install 'consort[lora]'") from error
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # peft initialises from the global generator
+        return cast(PreTrainedModel, get_peft_model(model, config))
+
+
+def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with its adapters added to its weights."""
+    adapted: Any = model
+    return cast(PreTrainedModel, adapted.merge_and_unload())
+
 
 _RUN = "finetune.json"  # which run the checkpoints beside it are of
 _STATE = "trainer_state.json"  # the Trainer writes it last

@@ -14,9 +14,9 @@ from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.settings import load_tokenizer
 from tests.support.models import tiny_model
 from tests.support.trimmed import save_trimmed
-from training.finetuning import finetune as module
-from training.finetuning.examples import Example
-from training.finetuning.finetune import FinetuneOptions, finetune
+from training import finetune as module
+from training.examples import Example
+from training.finetune import FinetuneOptions, finetune
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 MODEL = "models/drafter"

@@ -1,18 +1,26 @@
-"""`consort train drafter`: mistakes are one line; the whole command, killed on its way, makes the same drafter."""
+"""`consort train drafter`: mistakes are one line; what a drafter starts from; a killed run makes the same drafter."""
 
 import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers import PreTrainedTokenizerFast
 
 from cli.shell import main
+from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
 from tests.training.commands import TARGET, kill_when, run, write_target
-from training.distillation.text_stage import TargetOptions, fitted
+from tests.training.distillation.chats import make_chats, make_model
+from training.distillation.loop import DistillationOptions
+from training.distillation.run import RunOptions
+from training.drafter import DrafterOptions, load_start, write_start
+from training.texts import TargetOptions, TextOptions, fitted
+from training.tiny.checkpoint import load
 
 
 def failure(*arguments: str) -> str:
@@ -122,3 +130,73 @@ def test_adapters_alone_on_questions_of_ones_own(tmp_path: Path) -> None:
     assert not (tmp_path / "drafter" / "adapter_config.json").exists()
     load_model(ModelSpec(name="drafter", path=str(tmp_path / "drafter"), device="cpu"))
     assert json.loads((tmp_path / "drafter" / "report.json").read_text())["settings"]["lora_rank"] == 2
+
+
+CHATS = make_chats(4)
+
+
+def options(**given: Any) -> DrafterOptions:
+    """How to make a drafter of the bundled target on the CPU."""
+    run = RunOptions(
+        target=TargetOptions(path=TARGET, device="cpu"),
+        output=Path("unused"),
+        work=Path("unused"),
+        texts=TextOptions(),
+        distillation=DistillationOptions(),
+        tokens_per_step=1024,
+    )
+    return DrafterOptions(run=run, **given)
+
+
+def test_layers_and_tokens_of_the_target_are_kept(tmp_path: Path) -> None:
+    write_start(options(layers=3, vocabulary=10), CHATS, [0, 1, 2, 5000], tmp_path / "start")
+    model, vocabulary, text = load_start(tmp_path / "start")
+    target = load(Path(TARGET))
+    assert vocabulary.drafted >= 10
+    assert model.config.num_hidden_layers == 3
+    assert text.startswith("layers 0, ")
+    for index, source in ((0, 0), (2, 5)):
+        name = "mlp.up_proj.weight"
+        kept = model.get_parameter(f"model.layers.{index}.{name}")
+        assert torch.equal(kept, target.get_parameter(f"model.layers.{source}.{name}"))
+    rows = vocabulary.read(torch.tensor([0, 1, 2]))
+    name = "model.embed_tokens.weight"
+    assert torch.equal(model.get_parameter(name)[rows], target.get_parameter(name)[:3])
+
+
+def test_layers_can_be_named(tmp_path: Path) -> None:
+    write_start(options(layers=(1, 4), vocabulary=None), CHATS, [], tmp_path / "s")
+    model, vocabulary, text = load_start(tmp_path / "s")
+    assert text.startswith("layers 1, 4 of models/target, 2,048 tokens")
+    assert vocabulary.drafted == 2048
+    assert model.config.num_hidden_layers == 2
+
+
+def test_a_trimmed_drafter_is_trained_on(tmp_path: Path) -> None:
+    first = options(layers=2, vocabulary=10)
+    write_start(first, CHATS, [0, 1, 2], tmp_path / "first")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(TARGET)
+    tokenizer.save_pretrained(tmp_path / "first")
+    again = options(model=str(tmp_path / "first"))
+    write_start(again, CHATS, [0, 1, 2], tmp_path / "again")
+    (model, vocabulary, _), (expected, original, _) = (load_start(tmp_path / name) for name in ("again", "first"))
+    tokens = torch.arange(2048)
+    assert torch.equal(vocabulary.read(tokens), original.read(tokens))
+    assert all(torch.equal(weight, expected.state_dict()[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("layers", [7, 0, (3, 9)])
+def test_layers_that_are_not_there_are_refused(tmp_path: Path, layers: int | tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="can't be kept"):
+        write_start(options(layers=layers), CHATS, [], tmp_path / "start")
+    assert not (tmp_path / "start").exists()
+
+
+def test_a_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(TARGET)
+    tokenizer.add_tokens(["<|another|>"])
+    tokenizer.save_pretrained(tmp_path)
+    other = options(model=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"--from {tmp_path} has other tokens than models/target"):
+        write_start(other, CHATS, [], tmp_path / "start")

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from decoding.errors import ConfigError
-from training.finetuning.examples import IGNORED, Example, Row, encode, read_examples
+from training.examples import IGNORED, Example, Row, encode, read_examples
 
 CHAT = [
     {"role": "system", "content": "Be short."},

@@ -1,1 +1,0 @@
-"""The commands of `consort`. The command line itself is cli/shell.py."""
