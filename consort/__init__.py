@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consort.answers import Answer, Choice, Piece, ToolCall
     from consort.client import Client
-    from consort.errors import (
+    from consort.llm import LLM
+    from consort.text_model import Answer, Choice, Piece, SamplingParams, ToolCall
+    from decoding.errors import (
         ConfigError,
         ConsortError,
         ContextLengthError,
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
         UnavailableError,
         UnknownModelError,
     )
-    from consort.llm import LLM
-    from consort.params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -41,17 +40,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "llm",
-    "Client": "client",
-    "SamplingParams": "params",
-    **dict.fromkeys(("Answer", "Choice", "Piece", "ToolCall"), "answers"),
+    "LLM": f"{__name__}.llm",
+    "Client": f"{__name__}.client",
+    **dict.fromkeys(("Answer", "Choice", "Piece", "SamplingParams", "ToolCall"), f"{__name__}.text_model"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    from decoding import errors
+
+    return getattr(errors, name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,6 @@
 """An endpoint of a configuration, with its models in this process. Takes and returns what the HTTP interface does.
 
-Must not know Ray or HTTP. Imports torch and transformers, which takes seconds.
-"""
+Imports torch and transformers, which takes seconds."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A model in this process, with or without a drafter. Knows neither loops nor HTTP."""
+"""A model in this process, with or without a drafter."""
 
 import os
 import weakref
