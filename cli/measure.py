@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,18 +59,13 @@ def _text_options(
     *, endpoint: str, prompts: str, fewest_tokens: int, new_tokens: int, temperature: float
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of `_Texts`, which the command gets as `texts`."""
+    shown = partial(click.option, show_default=True)
     options = (
         click.option("--endpoint", help=f"Which of the configuration's endpoints; by default the first {endpoint}."),
         click.option("--prompts", type=click.Path(path_type=Path), help=_PROMPTS + prompts),
-        click.option("--count", type=click.IntRange(1), default=16, show_default=True, help="The most prompts."),
-        click.option(
-            "--new-tokens",
-            type=click.IntRange(fewest_tokens),
-            default=new_tokens,
-            show_default=True,
-            help="Tokens of each answer.",
-        ),
-        click.option("--temperature", default=temperature, show_default=True, help="Of the answers, drafts too."),
+        shown("--count", type=click.IntRange(1), default=16, help="The most prompts."),
+        shown("--new-tokens", type=click.IntRange(fewest_tokens), default=new_tokens, help="Tokens of each answer."),
+        shown("--temperature", default=temperature, help="Of the answers, drafts too."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables."),
     )
 

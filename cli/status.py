@@ -3,8 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from http import HTTPStatus
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import click
@@ -39,8 +38,8 @@ class EndpointStatus:
     target: str
     drafter: str | None
     ready: bool
-    requests: int | None = None  # since the server's start
-    rates: Rates | None = None
+    requests: int  # since the server's start
+    rates: Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +72,17 @@ class ReplicaCount:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The status of a server. None: the server does not report it."""
+    """The status of a server."""
 
     url: str
     ready: bool
     models: Mapping[str, bool]  # whether a replica is up
     endpoints: Sequence[EndpointStatus]
-    replicas: Sequence[ReplicaStatus] | None = None
-    counts: Sequence[ReplicaCount] = ()
-    running: int | None = None
-    waiting: int | None = None
-    version: str | None = None
+    replicas: Sequence[ReplicaStatus]
+    counts: Sequence[ReplicaCount]
+    running: int
+    waiting: int
+    version: str
 
 
 def wait_for_replicas(
@@ -118,27 +117,11 @@ class StatusReader:
 
     def read(self) -> Status:
         """Read the status; raises UnavailableError if no server answers, InvalidRequestError if the key is wrong."""
-        reply = self._client.get("/v1/status")
-        if reply.status == HTTPStatus.NOT_FOUND:
-            return self._read_without_load()
-        document = self._client.checked("/v1/status", reply)
+        document = self._client.document("/v1/status")
         if self._last is not None and self._last["uptime_s"] >= document["uptime_s"]:
             self._last = None  # the server was restarted
         last, self._last = self._last, document
         return _status(self._client.url, document, last)
-
-    def _read_without_load(self) -> Status:
-        """Read the status of a server without /v1/status."""
-        health = self._client.get("/health")
-        if health.status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE) or "models" not in health.document:
-            raise UnavailableError(f"{self._client.url} answers, but serves no models: HTTP {health.status}")
-        cards = self._client.document("/v1/models")["data"]
-        return Status(
-            url=self._client.url,
-            ready=health.status == HTTPStatus.OK,
-            models=health.document["models"],
-            endpoints=[EndpointStatus(card["id"], card["target"], card["drafter"], card["ready"]) for card in cards],
-        )
 
 
 def _status(url: str, document: Document, last: Document | None) -> Status:
@@ -192,15 +175,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _replica(replica: Document) -> ReplicaStatus:
-    return ReplicaStatus(
-        replica["name"],
-        replica["model"],
-        replica["role"],
-        replica["running"],
-        replica["waiting"],
-        replica["slots"],
-        replica["drafting"],
-    )
+    return ReplicaStatus(**{field.name: replica[field.name] for field in fields(ReplicaStatus)})
 
 
 _BAR_WIDTH = 5  # characters: a row of a replica with a short name has 80
@@ -239,12 +214,7 @@ def render(status: Status) -> RenderableType:
     parts: list[RenderableType] = [_headline(status, is_complete=not short), Text(), _endpoints(status)]
     if short:
         parts += [Text(), *(Text(f"{count.model}: {count.words}", style="yellow") for count in short)]
-    if status.replicas is None:
-        down = [name for name, up in status.models.items() if not up]
-        parts += [Text(), Text(f"not up: {', '.join(down)}", style="yellow")] if down else []
-    else:
-        parts += [Text(), _replicas(status.replicas)]
-    return Group(*parts)
+    return Group(*parts, Text(), _replicas(status.replicas))
 
 
 def _current(reader: StatusReader) -> RenderableType:
@@ -257,16 +227,11 @@ def _current(reader: StatusReader) -> RenderableType:
 def _headline(status: Status, *, is_complete: bool) -> Text:
     line = Text.assemble(_mark(status.ready), " ", (status.url, "bold"))
     line.append((" ready" if is_complete else " ready, incomplete") if status.ready else " loading")
-    if status.running is not None:
-        line.append(f" · {status.running} running, {status.waiting} waiting")
-    if status.version is not None:
-        line.append(f" · version {status.version}")
-    return line
+    return line.append(f" · {status.running} running, {status.waiting} waiting · version {status.version}")
 
 
 def _endpoints(status: Status) -> "_Listing":
-    has_rates = any(endpoint.rates is not None for endpoint in status.endpoints)
-    listing = _Listing("model", ("target", "drafter"), _RATE_HEADINGS if has_rates else ())
+    listing = _Listing("model", ("target", "drafter"), _RATE_HEADINGS)
     for endpoint in status.endpoints:
         cells = (endpoint.target, endpoint.drafter or "–", *_rate_cells(endpoint))
         listing.add(endpoint.name, cells, ready=endpoint.ready)
@@ -275,8 +240,6 @@ def _endpoints(status: Status) -> "_Listing":
 
 def _rate_cells(endpoint: EndpointStatus) -> tuple[str, ...]:
     rates = endpoint.rates
-    if rates is None:
-        return ()
     return (
         str(endpoint.requests),
         _cell(rates.tokens_per_s, ".1f"),

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+_PROMPTS = 'What to answer: lines of text, or of {"prompt": …} in a .jsonl file.  [TARGET asks itself]'
 _LOSSES = ("lk", "kl", "reverse_kl", "tv")
 _console = Console(highlight=False)
 
@@ -52,63 +53,28 @@ def _run_options(*, tokens_per_step: int, learning_rate: float) -> Callable[[Com
 
     The command gets them as `run`.
     """
+    shown = partial(click.option, show_default=True)
+    count, positive = click.IntRange(1), click.FloatRange(0, min_open=True)
+    file = click.Path(path_type=Path)
     options = (
         click.argument("target", callback=located),
-        click.option("--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="A new folder."),
-        click.option(
-            "--work", type=click.Path(path_type=Path), metavar="DIR", help="For texts and checkpoints.  [OUTPUT-work]"
-        ),
-        click.option(
-            "--tokens", type=click.IntRange(1), default=500_000, show_default=True, help="That the target writes."
-        ),
-        click.option(
-            "--answer-tokens", type=click.IntRange(1), default=256, show_default=True, help="The most of an answer."
-        ),
-        click.option("--streams", type=click.IntRange(1), default=32, show_default=True, help="Texts written at once."),
-        click.option(
-            "--prompts",
-            type=click.Path(path_type=Path),
-            help='What to answer: lines of text, or of {"prompt": …} in a .jsonl file.  [TARGET asks itself]',
-        ),
-        click.option("--loss", type=click.Choice(_LOSSES), default="lk", show_default=True, help="What is minimised."),
-        click.option(
-            "--temperature",
-            type=click.FloatRange(0, min_open=True),
-            default=1.0,
-            show_default=True,
-            help="Of the loss.",
-        ),
-        click.option(
-            "--learning-rate", type=click.FloatRange(0, min_open=True), default=learning_rate, show_default=True
-        ),
-        click.option(
-            "--epochs", type=click.IntRange(0), default=3, show_default=True, help="How often texts are seen; 0: never."
-        ),
-        click.option("--minutes", type=click.FloatRange(0, min_open=True), help="The most for distillation."),
-        click.option(
-            "--save-every",
-            type=click.FloatRange(0),
-            default=120.0,
-            show_default=True,
-            help="Seconds between two checkpoints.",
-        ),
-        click.option(
-            "--tokens-per-step",
-            type=click.IntRange(1),
-            default=tokens_per_step,
-            show_default=True,
-            help="Of a batch.",
-        ),
-        click.option("--threads", type=click.IntRange(1), help="CPU threads; by default torch's choice."),
-        click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
-        click.option(
-            "--dtype",
-            type=click.Choice(["bfloat16", "float32"]),
-            default="bfloat16",
-            show_default=True,
-            help="Of computing.",
-        ),
-        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--output", type=file, required=True, metavar="DIR", help="A new folder."),
+        click.option("--work", type=file, metavar="DIR", help="For texts and checkpoints.  [OUTPUT-work]"),
+        shown("--tokens", type=count, default=500_000, help="That the target writes."),
+        shown("--answer-tokens", type=count, default=256, help="The most of an answer."),
+        shown("--streams", type=count, default=32, help="Texts written at once."),
+        click.option("--prompts", type=file, help=_PROMPTS),
+        shown("--loss", type=click.Choice(_LOSSES), default="lk", help="What is minimised."),
+        shown("--temperature", type=positive, default=1.0, help="Of the loss."),
+        shown("--learning-rate", type=positive, default=learning_rate),
+        shown("--epochs", type=click.IntRange(0), default=3, help="How often texts are seen; 0: never."),
+        click.option("--minutes", type=positive, help="The most for distillation."),
+        shown("--save-every", type=click.FloatRange(0), default=120.0, help="Seconds between two checkpoints."),
+        shown("--tokens-per-step", type=count, default=tokens_per_step, help="Of a batch."),
+        click.option("--threads", type=count, help="CPU threads; by default torch's choice."),
+        shown("--device", default="auto", help="auto, cpu or cuda."),
+        shown("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of computing."),
+        shown("--seed", type=int, default=0),
     )
 
     def add(command: Command) -> Command:

@@ -1,4 +1,4 @@
-"""The hosts in use with their tags, in a file shared by processes. Must not know Ray or ssh."""
+"""The hosts in use with their tags, in a file shared by processes."""
 
 import json
 from collections.abc import Iterator, Sequence

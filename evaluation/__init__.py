@@ -1,1 +1,1 @@
-"""Quality of texts and limits of speculation: pure functions. Must not know about models or serving."""
+"""Texts, speeds and drafts: measured, compared, reported."""

@@ -1,6 +1,6 @@
 """Answer the same prompts with each member alone, with self-consistency and with the ensemble, and measure the texts.
 
-Runs in this process, one contestant after the other, without Ray. Must not know how findings are shown.
+Runs in this process, one contestant after the other, without Ray.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Seconds of a model's steps as a server takes them, sampling included. Must not know which model it is."""
+"""Seconds of a model's steps as a server takes them, sampling included."""
 
 import time
 from collections.abc import Mapping, Sequence

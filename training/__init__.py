@@ -1,1 +1,1 @@
-"""Training, pruning and what is measured on its results. Must not know deployments."""
+"""Training, pruning and what is measured on its results."""

@@ -1,4 +1,4 @@
-"""Chats and texts to learn from, one JSON object per line. Must not know what is trained on them."""
+"""Chats and texts to learn from, one JSON object per line."""
 
 import json
 from collections.abc import Mapping, Sequence

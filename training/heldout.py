@@ -1,4 +1,4 @@
-"""Held-out prompts, for tests and benchmarks. Must not know about models."""
+"""Held-out prompts, for tests and benchmarks."""
 
 import json
 from pathlib import Path

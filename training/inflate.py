@@ -1,8 +1,8 @@
 """Function-preserving growth of a Llama checkpoint: the same text at a higher cost, to measure speed at scale.
 
-Must not know who uses the grown model. The residual stream is zero in every added dimension: the embedding and all
-output projections (`o_proj`, `down_proj`) write nothing there. RMSNorm takes its mean over more dimensions; scaled
-weights and epsilon undo that exactly. Added heads and feed-forward columns compute, but have zero output columns.
+The residual stream is zero in every added dimension: the embedding and all output
+projections (`o_proj`, `down_proj`) write nothing there. RMSNorm takes its mean over more dimensions; scaled weights and
+epsilon undo that exactly. Added heads and feed-forward columns compute, but have zero output columns.
 Added layers write values of `ADDED_LAYER_SCALE` times the usual size.
 """
 

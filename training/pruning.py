@@ -1,7 +1,4 @@
-"""Smaller models out of larger ones: fewer decoder layers, or a part of the vocabulary.
-
-Must not know how the result is trained, stored or served.
-"""
+"""Smaller models out of larger ones: fewer decoder layers, or a part of the vocabulary."""
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy

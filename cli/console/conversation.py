@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
 from decoding.sampling.params import SamplingParams
-from deployments.fields.generation import GenerationRequest
 from deployments.apis.chat.request import ChatRequest
+from deployments.fields.generation import GenerationRequest
 from deployments.fields.strict import nearest, problem_of
 
 _SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}

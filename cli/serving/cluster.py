@@ -1,4 +1,4 @@
-"""Start Ray and the application, report the progress, and stop both. Prints nothing.
+"""Start Ray and the application, report the progress, and stop both.
 
 Ray is imported in functions: its environment must be set first, and commands without it start faster.
 """

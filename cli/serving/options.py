@@ -1,4 +1,4 @@
-"""The options of `consort serve MODEL`, named as vLLM's where it has them. Knows no devices."""
+"""The options of `consort serve MODEL`, named as vLLM's where it has them."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -1,4 +1,4 @@
-"""`consort pull`: gets models ready for serving, with progress. Serves nothing."""
+"""`consort pull`: gets models ready for serving, with progress."""
 
 import logging
 from pathlib import Path

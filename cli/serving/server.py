@@ -114,7 +114,7 @@ def _plan(source: Source, *, weights: bool, quiet: bool) -> tuple[ServerConfig, 
 
 @contextmanager
 def _served(config: ServerConfig, *, address: str | None, log_level: str | None) -> Iterator[None]:
-    """The application, with its progress on the terminal while it comes up. log_level: None shows no logs."""
+    """Run the application in the block; show its progress while it comes up. log_level: None shows no logs."""
     with ProgressDisplay(_console) as display:
         with serving(
             config, address=address, verbose=log_level is not None, log_level=log_level or "error", watch=display.watch
@@ -125,7 +125,7 @@ def _served(config: ServerConfig, *, address: str | None, log_level: str | None)
 
 
 def _with_http(config: ServerConfig, **given: object) -> ServerConfig:
-    """The configuration with what the command line says of `http`; None: nothing."""
+    """Return the configuration with these keys of `http`; None: as configured."""
     changed = {name: value for name, value in given.items() if value is not None}
     return config.model_copy(update={"http": config.http.model_copy(update=changed)})
 
@@ -146,7 +146,7 @@ def _check(config: ServerConfig) -> None:
 
 
 def _add_own_key(config: ServerConfig) -> str | None:
-    """A key with which this command asks the server: of the others it knows digests. None where anybody may ask."""
+    """Add a key for this command, which knows only digests of the others; None where anybody may ask."""
     if not config.http.api_keys:
         return None
     secret = secrets.token_urlsafe(32)
@@ -155,7 +155,7 @@ def _add_own_key(config: ServerConfig) -> str | None:
 
 
 def _show_token_reports(config: ServerConfig, key: str | None) -> None:
-    """What the server has found out about models that have other tokens than their target."""
+    """Print what the server has found out about models that have other tokens than their target."""
     with suppress(ConsortError):  # where it listens may be out of reach from here
         for card in local_client(config.http, key).document("/v1/models")["data"]:
             _show_reports_of(card["id"], card["through_text"])
@@ -177,7 +177,7 @@ def _show_how_to_go_on(config: ServerConfig) -> None:
 
 
 def _show_request(config: ServerConfig) -> None:
-    """A curl command, on lines that can be copied whatever the terminal's width."""
+    """Print a curl command, on lines that can be copied whatever the terminal's width."""
     messages = [{"role": "user", "content": "How do I sleep better?"}]
     body = {"model": next(iter(config.endpoints)), "messages": messages, "max_tokens": 128, "stream": True}
     lines = (
@@ -206,7 +206,7 @@ def _drain(config: ServerConfig) -> None:
 
 
 def _wait_for_interrupt(*, standby: bool = False) -> None:
-    """Until Ctrl-C or SIGTERM, which interrupts while a server runs. standby: start a second coordinator meanwhile."""
+    """Wait for Ctrl-C or SIGTERM. standby: start a second coordinator meanwhile."""
     with suppress(KeyboardInterrupt):
         if standby:
             try:

@@ -76,8 +76,8 @@ class FakeServer(ThreadingHTTPServer):
         self.tokens: Sequence[Token] = TOKENS
         self.token_s = 0.0  # between two tokens
         self.knows_details = True
-        self.status: dict[str, Any] | None = None
-        self.health = 200
+        self.status: dict[str, Any] = STATUS
+        self.is_up = True
         self.api_key: str | None = None
         self.bodies: list[dict[str, Any]] = []
         self.hung_up = threading.Event()  # a client left in mid-stream
@@ -106,10 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         documents: dict[str, tuple[int, Any]] = {
             "/v1/models": (200, {"data": CARDS}),
             "/v1/templates": (200, {"data": TEMPLATES}),
-            "/health": (self.server.health, {"status": "…", "models": {"large": True, "small": False}}),
+            "/v1/status": (200, self.server.status) if self.server.is_up else (503, _error("no models yet", None)),
         }
-        if self.server.status is not None:
-            documents["/v1/status"] = (200, self.server.status)
         if self._authorized():
             self._send(*documents.get(self.path, (404, _error("no such route", None))))
 

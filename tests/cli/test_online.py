@@ -116,18 +116,6 @@ def test_a_chat_in_a_pipe(server: FakeServer) -> None:
     assert invoke("chat", url=server.url, text="/frob\n").exit_code == 1
 
 
-def test_status_of_a_server_that_tells_no_load(server: FakeServer) -> None:
-    result = invoke("status", url=server.url)
-    assert result.exit_code == 0
-    assert f"● {server.url} ready" in result.stdout
-    assert "not up: small" in result.stdout
-    server.health = 503
-    result = invoke("status", url=server.url)
-    assert (result.exit_code, "loading" in result.stdout) == (1, True)
-    server.health = 404
-    assert "answers, but serves no models: HTTP 404" in invoke("status", url=server.url).stderr
-
-
 def test_status_fits_80_columns(server: FakeServer, terminal: Console) -> None:
     server.status = copy.deepcopy(STATUS)
     server.status["replicas"][0] |= {"name": "drafter-d15710f259d06f1c", "drafting": False}
@@ -153,7 +141,6 @@ def test_names_are_never_broken(server: FakeServer, width: int) -> None:
 
 
 def test_replicas_that_are_missing(server: FakeServer) -> None:
-    server.status = STATUS
     output = invoke("status", url=server.url).stdout
     assert "ready, incomplete" in output
     assert "large: 1 of 2 replicas, 1 not placed: no node has 1 GPU free" in output
@@ -178,7 +165,6 @@ def test_scale_waits_until_all_replicas_are_up(server: FakeServer, monkeypatch: 
 
 
 def test_scale_fails_when_replicas_are_not_up_in_time(server: FakeServer) -> None:
-    server.status = STATUS
     result = invoke("scale", "large", "2", "--wait", "--timeout", "0", url=server.url)
     assert result.exit_code == 1
     expected = "large: not 2 replica(s) after 0 s: 1 of 2 replicas, 1 not placed: no node has 1 GPU free"
@@ -204,7 +190,6 @@ def test_rates_are_those_since_the_last_look(server: FakeServer) -> None:
 
 
 def test_status_as_json(server: FakeServer) -> None:
-    server.status = STATUS
     document = json.loads(invoke("status", "--json", url=server.url).stdout)
     assert document["endpoints"][0]["rates"]["acceptance_rate"] == 0.75
     assert [replica["slots"] for replica in document["replicas"]] == [4, 4]
@@ -215,11 +200,11 @@ def test_status_as_json(server: FakeServer) -> None:
 def test_watching_goes_on_while_the_server_is_away(
     server: FakeServer, terminal: Console, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    looks = iter([200, 404, 200])
+    looks = iter([True, False, True])
 
     def sleep(_: float) -> None:
         try:
-            server.health = next(looks)
+            server.is_up = next(looks)
         except StopIteration:
             raise KeyboardInterrupt from None
 
@@ -227,7 +212,7 @@ def test_watching_goes_on_while_the_server_is_away(
     with pytest.raises(KeyboardInterrupt):
         watch(StatusReader(Client(server.url)), terminal, interval_s=1, as_json=as_json)
     assert "ready" in shown(terminal)
-    assert as_json or "serves no models" in shown(terminal)
+    assert as_json or "no models yet" in shown(terminal)
 
 
 def test_a_reader_that_leaves_ends_the_command(server: FakeServer) -> None:

@@ -1,17 +1,19 @@
 """The article's columns: the engine writes, and `evaluation` measures, what a direct implementation does.
 
-All is greedy and in float32, so there is no noise. With CONSORT_ARTICLE_MODELS, a folder that has gpt2-large and gpt2,
-the article's own models are compared, too.
+Contrastive decoding: Li et al., arXiv 2210.15097, section 3. All is greedy and in float32, so there is no noise. With
+CONSORT_ARTICLE_MODELS, a folder that has gpt2-large and gpt2, the article's own models are compared, too.
 """
 
 import math
 import os
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
@@ -19,15 +21,51 @@ from actors.replica.in_process import Engine
 from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
-from evaluation.article import contrastive, naive, write
 from evaluation.metrics import measure
 from evaluation.prompts import PROMPTS
 
 MAX_TOKENS = 24  # of each text
+ALPHA = 0.1  # tokens need this share of the expert's best probability
 ARTICLE = Path(os.environ.get("CONSORT_ARTICLE_MODELS", "none"))
 own_models = pytest.mark.skipif(
     not (ARTICLE / "gpt2-large").is_dir(), reason="CONSORT_ARTICLE_MODELS has no gpt2-large"
 )
+
+
+# From a text's tokens, [1, T] int64, to the next token.
+Choice = Callable[[Tensor], int]
+
+
+def naive(model: PreTrainedModel) -> Choice:
+    """Return the choice of the most probable token."""
+    return lambda text: int(log_probs(model, text).argmax())
+
+
+def contrastive(expert: PreTrainedModel, amateur: PreTrainedModel) -> Choice:
+    """Return the choice of the token with the greatest log expert − log amateur of those plausible to the expert."""
+
+    def choose(text: Tensor) -> int:
+        expertlog_probs = log_probs(expert, text)
+        plausible = expertlog_probs >= expertlog_probs.max() + math.log(ALPHA)
+        difference = expertlog_probs - log_probs(amateur, text)
+        return int(difference.masked_fill(~plausible, -math.inf).argmax())
+
+    return choose
+
+
+@torch.inference_mode()
+def write(choose: Choice, prompt: Sequence[int], max_tokens: int, eos_token_id: int | None = None) -> list[int]:
+    """Return the tokens that follow a prompt, the end token included."""
+    text = list(prompt)
+    while len(text) < len(prompt) + max_tokens and (len(text) == len(prompt) or text[-1] != eos_token_id):
+        text.append(choose(torch.tensor([text])))
+    return text[len(prompt) :]
+
+
+def log_probs(model: PreTrainedModel, text: Tensor) -> Tensor:
+    """Return the log-probabilities of the next token, [V] float32."""
+    logits: Tensor = model(text, use_cache=False, logits_to_keep=1).logits[0, -1]
+    return logits.float().log_softmax(dim=-1)
 
 
 def entropy(tokens: list[int], n: int) -> float:

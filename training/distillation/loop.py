@@ -1,7 +1,4 @@
-"""Distillation of a student from the probabilities of its target, in steps that resume where they were killed.
-
-Must not know where texts come from, or what a student is and how it is used.
-"""
+"""Distillation of a student from the probabilities of its target, in steps that resume where they were killed."""
 
 import math
 import time

@@ -1,1 +1,1 @@
-"""The tiny bundled models: their corpus, tokenizer and training. Must not know drafters."""
+"""The tiny bundled models: their corpus, tokenizer and training."""

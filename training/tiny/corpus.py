@@ -1,7 +1,4 @@
-"""The training text: files and help topics of the standard library. Splits them into training and held-out documents.
-
-Must not know about tokens or models.
-"""
+"""The training text: files and help topics of the standard library, as training and held-out documents."""
 
 import ast
 import random
