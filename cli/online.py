@@ -1,9 +1,10 @@
-"""The commands that talk to a running server: `consort chat`, `complete`, `report`, `status`."""
+"""The commands that talk to a running server: `consort chat`, `complete`, `report`, `status`, `scale`."""
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -158,6 +159,25 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
     show(current, _console, as_json=as_json)
     if not current.ready:
         raise SystemExit(1)
+
+
+@click.command(short_help="Set how many replicas a model has.")
+@click.argument("model")
+@click.argument("replicas", type=click.IntRange(0))
+@_server_options
+@click.option("--wait", is_flag=True, help="Wait until so many are up, and fail if they are not in time.")
+@click.option("--timeout", type=click.FloatRange(0), default=600, show_default=True, help="Seconds for --wait.")
+def scale(model: str, replicas: int, url: str, api_key: str | None, wait: bool, timeout: float) -> None:
+    """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
+    from cli.status import wait_for_replicas
+
+    client, body = Client(url, api_key), {"model": model, "replicas": replicas}
+    client.checked("/scale", client.post("/scale", body))
+    if wait:
+        wait_for_replicas(client, model, replicas, partial(_console.print, markup=False), timeout_s=timeout)
+        _console.print(f"{model}: {replicas} replica(s)", markup=False)
+    else:
+        _console.print(f"{model}: {replicas} replica(s) wanted; `consort status` says how many are up", markup=False)
 
 
 def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:

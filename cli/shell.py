@@ -2,7 +2,6 @@
 
 import os
 import sys
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.measure import bench, compare
-from cli.online import chat, complete, report, status
+from cli.online import chat, complete, report, scale, status
 from cli.serving.options import DTYPES, model_options
 from cli.train import finetune, train
 from decoding.errors import ConsortError
-from deployments.client import DEFAULT_URL, Client
+from deployments.client import Client
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_CONSORT_COMPLETE"  # click answers completions when it is set
@@ -126,7 +125,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # not all terminals have all characters
 
 
-for _command in (bench, chat, compare, complete, finetune, report, status, train):
+for _command in (bench, chat, compare, complete, finetune, report, scale, status, train):
     main.add_command(_command)
 
 
@@ -211,26 +210,6 @@ def models(config_path: Path | None, url: str | None, api_key: str | None) -> No
     from deployments.configuration.config import DEFAULT_CONFIG, load_config
 
     _console.print(configured_table(load_config(config_path or DEFAULT_CONFIG)))
-
-
-@main.command(short_help="Set how many replicas a model has.")
-@click.argument("model")
-@click.argument("replicas", type=click.IntRange(0))
-@click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
-@click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
-@click.option("--wait", is_flag=True, help="Wait until so many are up, and fail if they are not in time.")
-@click.option("--timeout", type=click.FloatRange(0), default=600, show_default=True, help="Seconds for --wait.")
-def scale(model: str, replicas: int, url: str, api_key: str | None, wait: bool, timeout: float) -> None:
-    """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
-    from cli.status import wait_for_replicas
-
-    client, body = Client(url, api_key), {"model": model, "replicas": replicas}
-    client.checked("/scale", client.post("/scale", body))
-    if wait:
-        wait_for_replicas(client, model, replicas, partial(_console.print, markup=False), timeout_s=timeout)
-        _console.print(f"{model}: {replicas} replica(s)", markup=False)
-    else:
-        _console.print(f"{model}: {replicas} replica(s) wanted; `consort status` says how many are up", markup=False)
 
 
 @main.command(short_help="Get models ready: from the Hub, or from a .gguf file.")

@@ -232,8 +232,7 @@ def finetune(data: Path, *, output: Path, work: Path | None, threads: int | None
     {"text": …}. Killed at any moment, the same command goes on where it was.
     """
     os.environ |= compute_environment(threads)  # before torch is imported
-    from training.examples import read_examples
-    from training.finetune import FinetuneOptions, finetune
+    from training.finetune import FinetuneOptions, finetune, read_examples
 
     work = work or output.with_name(f"{output.name}-work")
     examples = read_examples(data)

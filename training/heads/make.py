@@ -1,6 +1,10 @@
-"""Medusa or EAGLE-3 heads for a target, from nothing but the target: its texts and its hidden states along them."""
+"""Medusa or EAGLE-3 heads for a target, from nothing but the target: its texts and its hidden states along them.
 
-from collections.abc import Callable, Sequence
+The hidden states are kept in files: the target is larger than its heads, and to run it anew in every epoch would take
+most of a training's time.
+"""
+
+from collections.abc import Callable, Generator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.replica.replica import load_runner
@@ -18,13 +25,76 @@ from engine.heads.eagle3 import read_eagle3, stated_layers
 from engine.heads.medusa import MedusaHeads
 from engine.heads.proposer import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import load_model
+from engine.model.forward_input import RowInput
+from engine.model.runner import Runner
 from training.distillation.lessons import Student, StudentVocabulary, most_used
 from training.distillation.report import time_heads_of
 from training.distillation.run import Made, RunOptions, StudentRun, check_output
+from training.files import write_whole
 from training.heads.eagle3 import Eagle3Student, save_eagle3, start_head
-from training.heads.features import StoredFeatures, stored_features, write_features
 from training.heads.medusa import MedusaStudent, save_medusa
-from training.texts import TEXTS, Report, TargetOptions, special_tokens, split
+from training.texts import TEXTS, Chat, Report, TargetOptions, read_shard, shard_files, special_tokens, split
+
+_NAME = "features"
+
+
+def write_features(runner: Runner, texts: Path, folder: Path, *, longest: int) -> Generator[int, None, None]:
+    """Write the features of the texts' shards that have none yet. Yields the shards that are done, after each.
+
+    Args:
+        runner: keeps the hidden states to write, and has a row of cache for each text that is run at once.
+        longest: tokens of a text, with its prompt; what is beyond is cut off.
+
+    Raises:
+        ConfigError: the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, shard in enumerate(shard_files(texts), start=1):
+        file = folder / f"{shard.stem}.safetensors"
+        if not file.exists():
+            write_whole(file, save({_NAME: _run(runner, read_shard(shard), longest)}))
+            yield number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredFeatures:
+    """The features of a chat: rows of a shard's file."""
+
+    file: Path
+    start: int
+    end: int
+
+    def read(self) -> Tensor:
+        """Return a row for each of the chat's tokens that are not cut off, [T, k · H]."""
+        with safe_open(self.file, framework="pt") as tensors:
+            part: Tensor = tensors.get_slice(_NAME)[self.start : self.end]
+        return part
+
+
+def stored_features(texts: Path, folder: Path, *, longest: int) -> list[StoredFeatures]:
+    """Return the features of all chats, in their order. All shards have been written."""
+    stored: list[StoredFeatures] = []
+    for shard in shard_files(texts):
+        file, start = folder / f"{shard.stem}.safetensors", 0
+        for chat in read_shard(shard):
+            end = start + min(len(chat.prompt) + len(chat.tokens), longest)
+            stored.append(StoredFeatures(file, start, end))
+            start = end
+    return stored
+
+
+def _run(runner: Runner, chats: Sequence[Chat], longest: int) -> Tensor:
+    """Return the hidden states after all tokens of some chats, [N, k · H]."""
+    parts: list[Tensor] = []
+    for first in range(0, len(chats), runner.cache.slots):
+        together = chats[first : first + runner.cache.slots]
+        texts = [[*chat.prompt, *chat.tokens][:longest] for chat in together]
+        runner.logits([RowInput(slot, 0, text, wanted=1) for slot, text in enumerate(texts)])
+        assert runner.hidden is not None
+        parts.append(runner.hidden.layers[: sum(map(len, texts))].cpu())
+        runner.cache.clear_all()
+    return torch.cat(parts)
+
 
 VOCABULARY = 6656
 _ROWS = 16  # texts that the target runs at once
