@@ -20,9 +20,9 @@ from actors.coordinator.request import Delta, Request
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from actors.replica.roles import Role
-from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import EnsembleOptions
 from decoding.errors import ConfigError
-from deployments.admission.limits import Limits
+from deployments.admission.bounds import Limits
 from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.roles import roles_in
 from deployments.endpoints.endpoint import ServedEndpoint
