@@ -4,6 +4,7 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from cli.measure import bench, compare
 from cli.online import chat, complete, report, scale, status
-from cli.serving.options import DTYPES, model_options
+from cli.serving.options import DTYPES, ServeOptions, model_options
 from cli.train import finetune, train
 from decoding.errors import ConsortError
 from deployments.client import Client
@@ -151,39 +152,17 @@ for _command in (bench, chat, compare, complete, finetune, report, scale, status
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Show what Ray and the replicas print, from this level on; --verbose is info.",
 )
-def serve(
-    source: str | None,
-    host: str | None,
-    port: int | None,
-    api_key: str | None,
-    insecure: bool,
-    max_queue_wait: float | None,
-    dry_run: bool,
-    print_config: bool,
-    address: str | None,
-    verbose: bool,
-    log_level: str | None,
-    **options: object,
-) -> None:
+def serve(source: str | None, verbose: bool, **values: Any) -> None:
     """Serve a MODEL (a folder, a .gguf file or an id on the Hugging Face Hub), or what a CONFIG says (a .yaml file).
 
     By default smollm2 (SmolLM2-135M-Instruct), until Ctrl-C. GPUs are used where there are any.
     """
     from cli.serving.server import run_server
 
-    run_server(
-        source,
-        options,
-        host=host,
-        port=port,
-        max_queue_wait_s=max_queue_wait,
-        api_key=api_key,
-        insecure=insecure,
-        dry_run=dry_run,
-        print_config=print_config,
-        address=address,
-        log_level="info" if verbose else log_level,
-    )
+    if verbose:
+        values["log_level"] = "info"
+    options = ServeOptions.take(values)
+    run_server(source, options, model_options=values)
 
 
 @main.command(short_help="Show the default model at work, and stop.")

@@ -1,6 +1,7 @@
 """The options of `consort serve MODEL`, named as vLLM's where it has them."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -45,6 +46,26 @@ _OPTIONS = (
     click.option("--revision", help="Branch, tag or commit on the Hub."),
     click.option("--trust-remote-code", is_flag=True, help="Run the Python code that comes with the model."),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How `consort serve` serves, whatever it serves; None: as configured."""
+
+    host: str | None
+    port: int | None
+    api_key: str | None
+    insecure: bool
+    max_queue_wait: float | None  # seconds
+    dry_run: bool
+    print_config: bool
+    address: str | None  # of a Ray cluster
+    log_level: str | None  # None shows no logs
+
+    @classmethod
+    def take(cls, values: dict[str, Any]) -> "ServeOptions":
+        """Take these out of a command's values, which click names."""
+        return cls(**{field.name: values.pop(field.name) for field in fields(cls)})
 
 
 def model_options(command: _Command) -> _Command:

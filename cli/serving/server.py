@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cli.serving.cluster import check_demand, drain, local_client, serving, start_standby
 from cli.serving.demo import run_demo
+from cli.serving.options import ServeOptions
 from cli.serving.progress import ProgressDisplay
 from cli.serving.source import Source, as_yaml, configured_table, plan_lines, read_source
 from decoding.errors import ConsortError
@@ -30,48 +31,38 @@ from deployments.planning.machine import has_room_for_standby, prefer_gpus, this
 _console = Console(highlight=False)
 
 
-def run_server(
-    source: str | None,
-    options: Mapping[str, object],
-    *,
-    host: str | None,
-    port: int | None,
-    max_queue_wait_s: float | None,
-    api_key: str | None,
-    insecure: bool,
-    dry_run: bool,
-    print_config: bool,
-    address: str | None,
-    log_level: str | None,
-) -> None:
+def run_server(source: str | None, options: ServeOptions, *, model_options: Mapping[str, object]) -> None:
     """Serve until Ctrl-C or SIGTERM, or only check or print what would be served.
 
     Raises:
         ConfigError: the configuration is wrong, or this machine can't serve it.
         UnavailableError: Ray or Serve did not start.
     """
-    own = read_source(source, options)
-    config = _with_http(own.config, host=host, port=port, max_queue_wait_s=max_queue_wait_s)
-    if api_key is not None:
-        config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
-    if not print_config:
-        config.http = config.http.guarded(insecure=insecure)
+    own = read_source(source, model_options)
+    http = {"host": options.host, "port": options.port, "max_queue_wait_s": options.max_queue_wait}
+    config = _with_http(own.config, **http)
+    if options.api_key is not None:
+        config.http.add_key("command-line", key_of(options.api_key, field="--api-key", admin=True))
+    if not options.print_config:
+        config.http = config.http.guarded(insecure=options.insecure)
     own = replace(own, config=config)
     snapshots: Mapping[str, Snapshot] = {}
-    if address is None:
-        config, snapshots = _plan(own, weights=not (dry_run or print_config), quiet=print_config)
-    if print_config:
+    if options.address is None:
+        config, snapshots = _plan(
+            own, weights=not (options.dry_run or options.print_config), quiet=options.print_config
+        )
+    if options.print_config:
         click.echo(as_yaml(config).encode(), nl=False)  # files are read as UTF-8, whatever the terminal has
         return
-    if dry_run:
+    if options.dry_run:
         _check(on_disk(config, snapshots))
         return
     own_key = _add_own_key(config)
-    with _served(config, address=address, log_level=log_level):
+    with _served(config, address=options.address, log_level=options.log_level):
         _show_token_reports(config, own_key)
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
-        may_stand_by = address is None and has_room_for_standby()
+        may_stand_by = options.address is None and has_room_for_standby()
         _wait_for_interrupt(standby=may_stand_by if config.http.standby is None else config.http.standby)
         _drain(config)
 
