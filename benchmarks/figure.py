@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -51,7 +52,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             below = [middle - least for middle, (least, _) in zip(curve.y, curve.ranges, strict=False)]
             above = [most - middle for middle, (_, most) in zip(curve.y, curve.ranges, strict=False)]
             bars = [below, above] if curve.ranges else None
-            look = {"marker": "o", "capsize": 3, "color": curve.colour, "linestyle": curve.style}
+            look: dict[str, Any] = {"marker": "o", "capsize": 3, "color": curve.colour, "linestyle": curve.style}
             axes.errorbar(curve.x, curve.y, yerr=bars, label=curve.label, **look)
         else:
             axes.axhline(curve.y[0], color=curve.colour, linestyle=curve.style, label=curve.label)
