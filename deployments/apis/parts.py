@@ -4,7 +4,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+
+import msgspec
 
 from actors.coordinator.request import Delta, Request, Statistics
 from actors.wire.messages import Token
@@ -41,7 +42,7 @@ def piece_offsets(pieces: Sequence[str]) -> list[int]:
     return offsets
 
 
-class TextToken(NamedTuple):
+class TextToken(msgspec.Struct, frozen=True, gc=False):
     """A token and the text that it adds, if that was requested. A character comes with its last token."""
 
     token: Token
@@ -63,7 +64,7 @@ class Part:
 
     @property
     def token_ids(self) -> list[int]:
-        return [token.id for token, *_ in self.tokens]
+        return [each.token.id for each in self.tokens]
 
     @staticmethod
     def joined(parts: "Sequence[Part]") -> "Part":
@@ -130,8 +131,11 @@ class Choice:
             statistics = replace(delta.statistics, committed=0)
             delta = replace(delta, text="", tokens=(), statistics=statistics, stop_reason=None)
         first = not self._parts
-        pieces = self._splitter.split(delta) if self._splitter is not None else [""] * len(delta.tokens)
-        tokens = [*map(TextToken, delta.tokens, pieces, self._offsets(pieces))]
+        if self._splitter is None:
+            tokens = [*map(TextToken, delta.tokens)]
+        else:
+            pieces = self._splitter.split(delta)
+            tokens = [*map(TextToken, delta.tokens, pieces, self._offsets(pieces))]
         part = Part(delta.text, tokens, delta.prompt_logprobs, delta.finish, delta.stop_reason, delta.score)
         if first and self._echo is not None:
             part = replace(part, text=self._echo.text + part.text, echoed=self._echoed(self._echo, delta))

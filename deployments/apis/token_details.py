@@ -4,17 +4,17 @@ The models only document the format. Functions encode the JSON directly, because
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, starmap
+from itertools import chain
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel
 
-from actors.wire.messages import MemberView, Token, TokenSource
+from actors.wire.messages import MemberView, TokenSource
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.sampler import TokenLogprobs
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.parts import Part
+from deployments.apis.parts import Part, TextToken
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 _DIGITS = 4  # of the numbers of members
@@ -91,12 +91,12 @@ def completion_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
         return {decoder.text_of(token): _finite(logprob) for token, logprob in pairs}
 
     tokens = [*part.echoed, *part.tokens]
-    logprobs = [token.logprobs for token, *_ in tokens]
+    logprobs = [each.token.logprobs for each in tokens]
     return {
-        "tokens": [decoder.text_of(token.id) for token, *_ in tokens],
+        "tokens": [decoder.text_of(each.token.id) for each in tokens],
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
         "top_logprobs": _encode_list(None if entry is None else tops(entry) for entry in logprobs),
-        "text_offset": [offset for *_, offset in tokens],
+        "text_offset": [each.offset for each in tokens],
     }
 
 
@@ -116,7 +116,7 @@ def content_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
         top = [fields(token, logprob) for token, logprob in position.top[:count]]
         return {**fields(position.token, position.logprob), "top_logprobs": top}
 
-    return _encode_list(entry(token.logprobs) for token, *_ in part.tokens if token.logprobs is not None)
+    return _encode_list(entry(logprobs) for each in part.tokens if (logprobs := each.token.logprobs) is not None)
 
 
 def prompt_logprobs(logprobs: Sequence[TokenLogprobs], count: int, decoder: TokenDecoder) -> Json:
@@ -136,15 +136,16 @@ def prompt_logprobs(logprobs: Sequence[TokenLogprobs], count: int, decoder: Toke
 def token_details(part: Part) -> Json:
     """JSON of a list of TokenDetail, without the tokens of an echoed prompt."""
 
-    def detail(token: Token, text: str, _: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {"id": token.id, "text": text, "source": token.source}
+    def detail(each: TextToken) -> dict[str, Any]:
+        token = each.token
+        fields: dict[str, Any] = {"id": token.id, "text": each.text, "source": token.source}
         if token.proposer is not None:
             fields["proposer"] = token.proposer
         if token.views:
             fields["members"] = [_member(view) for view in token.views]
         return fields
 
-    return _encode_list(starmap(detail, part.tokens))
+    return _encode_list(map(detail, part.tokens))
 
 
 def _member(view: MemberView) -> dict[str, Any]:

@@ -68,12 +68,12 @@ def answer(request: Request) -> list[Delta]:
         tokens = tokens[: piece.used]
         statistics += Statistics(steps=1, drafted=4, accepted=len(tokens) - 1, committed=len(tokens), missed=1, hits=1)
         logprobs = [None if params.logprobs is None else fake_logprobs(token, params.logprobs) for token in tokens]
-        sources: list[TokenSource] = [*["accepted"] * (len(tokens) - 1), "recovered"]
+        sources: list[TokenSource] = ["accepted"] * (len(tokens) - 1)
         proposers: list[ProposerName | None] = ["drafter" if token % 2 else "ngram" for token in tokens[:-1]]
         deltas.append(
             Delta(
                 piece.text,
-                [*map(Token, tokens, sources, [*proposers, None], logprobs)],
+                [*map(Token, tokens, [*sources, "recovered"], [*proposers, None], logprobs)],
                 statistics,
                 prompt_logprobs=None
                 if params.prompt_logprobs is None or deltas
