@@ -1,11 +1,11 @@
-"""Finds the fused choice of tokens for a device, if there is one."""
+"""The fused choice of tokens: which there is for a device, and that on CPUs, in C++."""
 
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from decoding.kernels.native import choose_tokens, library
+from decoding.kernels.native import library
 
 
 class Choose(Protocol):
@@ -40,3 +40,27 @@ def fused_choice(device: torch.device) -> Choose | None:
 
         return choose
     return choose_tokens if device.type == "cpu" and library() is not None else None
+
+
+def choose_tokens(
+    logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Do what `Choose` says, on a CPU."""
+    native = library()
+    assert native is not None
+    rows, vocab_size = logits.shape
+    settings = settings.contiguous()  # has to live during the call
+    tokens = torch.empty(rows, count, dtype=torch.int64)
+    scores = torch.empty(rows, count)
+    native.choose_tokens(
+        logits.data_ptr(),
+        settings.data_ptr(),
+        None if token_ids is None else token_ids.data_ptr(),
+        rows,
+        vocab_size,
+        count,
+        torch.get_num_threads(),
+        tokens.data_ptr(),
+        scores.data_ptr(),
+    )
+    return tokens, scores

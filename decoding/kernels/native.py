@@ -1,4 +1,4 @@
-"""The C++ functions of this folder, for CPUs: the fused choice of tokens, and penalties on the tokens of texts."""
+"""The C++ functions of this folder, for CPUs. Penalties on the tokens of texts are here, the choice in `choice.py`."""
 
 import ctypes
 import functools
@@ -27,30 +27,6 @@ def library() -> ctypes.CDLL | None:
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
     return loaded
-
-
-def choose_tokens(
-    logits: Tensor, settings: Tensor, count: int, token_ids: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Do what `Choose` says, on a CPU."""
-    native = library()
-    assert native is not None
-    rows, vocab_size = logits.shape
-    settings = settings.contiguous()  # has to live during the call
-    tokens = torch.empty(rows, count, dtype=torch.int64)
-    scores = torch.empty(rows, count)
-    native.choose_tokens(
-        logits.data_ptr(),
-        settings.data_ptr(),
-        None if token_ids is None else token_ids.data_ptr(),
-        rows,
-        vocab_size,
-        count,
-        torch.get_num_threads(),
-        tokens.data_ptr(),
-        scores.data_ptr(),
-    )
-    return tokens, scores
 
 
 def penalise_(logits: Tensor, shape: Tensor, tokens: Tensor, counts: Tensor, settings: Tensor, total: int) -> Tensor:

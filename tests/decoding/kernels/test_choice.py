@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.kernels.native import choose_tokens, library
+from decoding.kernels.choice import choose_tokens
+from decoding.kernels.native import library
 from decoding.sampling import sampler
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
@@ -160,7 +161,7 @@ def test_settings_live_during_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.extend(torch.full_like(settings, torch.nan) for _ in range(8))  # overwrites memory that is free
         native.choose_tokens(*arguments)
 
-    monkeypatch.setattr("decoding.kernels.native.library", lambda: SimpleNamespace(choose_tokens=choose))
+    monkeypatch.setattr("decoding.kernels.choice.library", lambda: SimpleNamespace(choose_tokens=choose))
     expected = choose_tokens(logits, settings, 1)
     scattered = settings.T.contiguous().T
     for got, want in zip(choose_tokens(logits, scattered, 1), expected, strict=True):
