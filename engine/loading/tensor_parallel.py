@@ -187,7 +187,7 @@ class ShardedRunner(Runner):
         self, model: PreTrainedModel, group: TensorParallelGroup, *, pages: int | None = None, **size: int
     ) -> None:
         """size: as in `Runner`."""
-        super().__init__(model, **size)
+        super().__init__(model, **size, lora=None)
         self._group = group
         slots, capacity = self.cache.slots, self.cache.capacity
         self.use_cache(_ShardedCache(group, slots=slots, capacity=capacity, pages=pages))
