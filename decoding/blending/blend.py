@@ -147,8 +147,8 @@ _BLENDS: dict[str, Callable[..., Tensor]] = {
     "product": lambda logits, weights, *_: product(logits, weights),
     "vote": lambda logits, weights, *_: vote(logits, weights),
     "gated": lambda logits, weights, threshold, *_: gated(logits, weights, threshold),
-    "difference": lambda logits, _, __, alpha, ___, temperature: difference(*logits, alpha, temperature),
-    "scaled": lambda logits, _, __, alpha, beta, ___: scaled(*logits, alpha, beta),
+    "difference": lambda logits, _, __, alpha, ___, temperature: difference(logits[0], logits[1], alpha, temperature),
+    "scaled": lambda logits, _, __, alpha, beta, ___: scaled(logits[0], logits[1], alpha, beta),
 }
 
 

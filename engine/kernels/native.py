@@ -102,7 +102,7 @@ def is_native(target: object) -> bool:
 
 def structure(fields: str) -> type[ctypes.Structure]:
     """Return the type of a native function's arguments: *pointers, .floats, and integers of 64 bits."""
-    kinds = {"*": ctypes.c_void_p, ".": ctypes.c_float}
+    kinds: dict[str, Any] = {"*": ctypes.c_void_p, ".": ctypes.c_float}
 
     class Arguments(ctypes.Structure):
         _fields_ = [(field.lstrip("*."), kinds.get(field[0], ctypes.c_int64)) for field in fields.split()]
