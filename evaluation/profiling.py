@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from actors.coordinator.request import Request
 from actors.replica.replica import load_runner, load_with_heads
-from decoding.drafts.calibration import RANKS
+from decoding.drafts.choices import RANKS
 from decoding.drafts.draft import ProposerName
 from decoding.errors import ConfigError
 from decoding.sampling.batch import SamplingBatch

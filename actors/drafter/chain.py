@@ -13,9 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.drafts.calibration import RANKS
-from decoding.drafts.chain_choices import ChainChoices
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import RANKS, ChainChoices, DraftChoice
 from decoding.sampling.batch import chain_settings, used_processors
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from actors.drafter.row import DrafterRow
 from actors.drafter.tree import DraftNode
 from actors.wire.messages import Admit, Advance, Offer
-from decoding.drafts.calibration import RankCalibration
+from decoding.drafts.choices import RankCalibration
 from decoding.sampling.history import History
 from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.text_aligner import TextAligner, Translation

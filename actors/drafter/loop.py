@@ -28,9 +28,8 @@ from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Admit, Advance, Message, Offer, ReplicaAddress, Report, ResendRequest
-from decoding.drafts.calibration import RANKS, RankCalibration
-from decoding.drafts.choice import DraftChoice
-from decoding.drafts.rejection import distributions, draw
+from decoding.drafts.choices import RANKS, DraftChoice, RankCalibration
+from decoding.drafts.verification import distributions, draw
 from decoding.errors import UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Position

@@ -9,8 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from actors.drafter.tree import DraftNode, DraftTree
 from actors.loops.row import Row
 from actors.wire.messages import Admit, Advance, Offer
-from decoding.drafts.calibration import RankCalibration
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import DraftChoice, RankCalibration
 from decoding.drafts.draft import Distribution
 from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History

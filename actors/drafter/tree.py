@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import DraftChoice
 
 _MIN_PROBABILITY = 0.01  # a less probable alternative is not worth a message
 

@@ -11,8 +11,7 @@ from torch import Tensor, cat
 
 from actors.ensemble.member import MemberRow
 from actors.wire.messages import Join, LogitsReply
-from decoding.drafts.draft import Draft
-from decoding.drafts.token_tree import TokenTree
+from decoding.drafts.draft import Draft, TokenTree
 from decoding.tokenizers.logits_mapping import LogitsMapping, MemberContext
 from decoding.tokenizers.text_aligner import CopiedText, TextAligner
 from engine.kernels.attention import MAX_BRANCHES

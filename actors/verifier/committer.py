@@ -8,12 +8,12 @@ import torch
 from actors.loops.mailbox import Mailbox
 from actors.loops.row import ServedRow
 from actors.verifier.inbox import TargetInbox
-from actors.verifier.judge import Verdict
 from actors.verifier.planner import DraftPlanner
 from actors.verifier.row import TargetRow, Verification
 from actors.verifier.rows import TargetRows
 from actors.wire.messages import Commit, PromptAttention, Token, TokenSource
 from decoding.drafts.draft import Draft
+from decoding.drafts.verification import Verdict
 from decoding.errors import OutOfPagesError, UnavailableError
 from decoding.sampling.stopping import cut_at_stop
 from engine.model.runner import Runner

@@ -12,13 +12,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from actors.loops.row import RowKey
-from actors.verifier.judge import Verdict
 from actors.verifier.row import TargetRow, Verification
 from actors.verifier.rows import TargetRows
-from decoding.drafts.calibration import RANKS, RankCalibration
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import RANKS, Candidates, DraftChoice, RankCalibration, best_tree, tree_of
 from decoding.drafts.draft import ProposerName
-from decoding.drafts.ranked_tree import Candidates, best_tree, tree_of
+from decoding.drafts.verification import Verdict
 from engine.heads.proposer import DraftStart, HeadProposer, Reading
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner

@@ -1,58 +1,24 @@
-"""From a step's logits to the tokens that each row commits, by sampling and verification.
-
-Knows nothing of messages, caches or where the logits come from.
-"""
+"""From a step's logits to the tokens that each row commits, by sampling and verification."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from actors.verifier.row import TargetRow, Verification
-from decoding.drafts.draft import Draft
-from decoding.drafts.rejection import RejectionRow, verify_by_rejection
-from decoding.drafts.verify import accepted_path
+from decoding.drafts.verification import RejectionRow, Verdict, accepted_path, verify_by_rejection
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
 from decoding.sampling.penalties import TextTables
 from decoding.sampling.sampler import (
     NO_TOKEN,
-    TokenLogprobs,
     probabilities,
     reason_for_no_token,
     sample,
     token_logprobs,
 )
 from decoding.sampling.transfer import tensor_on
-
-Value = TypeVar("Value")
-
-
-class Verdict(NamedTuple):
-    """What a row commits: accepted draft tokens, and one of the target's own."""
-
-    path: list[int]  # indices of the accepted tokens in the draft, top down
-    own: int
-    rejected: bool  # whether the own token replaces a rejected draft token
-    logprobs: list[TokenLogprobs] | None = None  # of all these tokens, if wanted
-    error: str | None = None  # why nothing can be committed
-
-    def logits_rows(self) -> list[int]:
-        """Return the row of the step's K + 1 logits that each committed token was chosen from."""
-        return [0, *[index + 1 for index in self.path]]
-
-    def accepted(self, values: list[Value]) -> list[Value]:
-        """Return those of the accepted draft tokens. values: [K]"""
-        count = len(self.path)
-        if not count or self.path[-1] == count - 1:  # the draft's first
-            return values[:count]
-        return [values[index] for index in self.path]
-
-    def tokens(self, draft: Draft) -> list[int]:
-        """Return the committed tokens."""
-        return [*self.accepted(draft.tokens), self.own] if self.path else [self.own]
 
 
 def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
@@ -117,7 +83,7 @@ def _by_rejection(
     batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
     distribution = probabilities(logits, batch)  # [N, V]
     judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft, *_ in verifications]
-    return lambda: [Verdict(*verdict) for verdict in verify_by_rejection(distribution, judged)]
+    return lambda: verify_by_rejection(distribution, judged)
 
 
 def _positions(verification: Verification) -> Positions:

@@ -23,7 +23,7 @@ from actors.verifier.colocated_drafter import ColocatedDrafter
 from actors.verifier.committer import Committer
 from actors.verifier.heads_drafter import HeadsDrafter
 from actors.verifier.inbox import TargetInbox
-from actors.verifier.judge import Verdict, judge
+from actors.verifier.judge import judge
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.planner import DraftPlanner
 from actors.verifier.row import TargetRow, Verification
@@ -31,6 +31,7 @@ from actors.verifier.rows import TargetRows
 from actors.verifier.step_proposers import StepProposer, StepProposers
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
+from decoding.drafts.verification import Verdict
 from decoding.grammars.structure import MaskThread
 from decoding.sampling.penalties import TextTables
 from engine.model.cuda import StepTimer

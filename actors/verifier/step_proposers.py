@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from actors.loops.row import RowKey
-from actors.verifier.judge import Verdict
 from actors.verifier.row import TargetRow, Verification
 from decoding.drafts.draft import ProposerName
+from decoding.drafts.verification import Verdict
 from decoding.drafts.worth import MixtureWorth
 
 _SMOOTHING = 0.05  # least weight of the newest time in a running mean

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from actors.drafter.chain import ChainStart, DraftChain
 from benchmarks.step_budget.shapes import llama_config
-from decoding.drafts.calibration import RANKS
+from decoding.drafts.choices import RANKS
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams

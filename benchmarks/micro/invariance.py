@@ -20,9 +20,8 @@ from actors.wire.messages import ReplicaAddress
 from benchmarks.findings import first_difference
 from benchmarks.models import HELD_OUT
 from benchmarks.report import table, write
-from decoding.drafts.draft import Draft
+from decoding.drafts.draft import Draft, TokenTree
 from decoding.drafts.ngram import NgramOptions
-from decoding.drafts.token_tree import TokenTree
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.settings import load_tokenizer

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName
-from decoding.drafts.token_tree import TokenTree
+from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName, TokenTree
 
 _LONGEST = 16  # longer matches count as matches of this length
 _DECAY = 0.998  # weight of an observation after the next one of its length

@@ -7,8 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from decoding.drafts.draft import Draft
-from decoding.drafts.token_tree import TokenTree
+from decoding.drafts.draft import Draft, TokenTree
 from decoding.errors import InvalidRequestError
 from decoding.grammars.grammar import NO_TOKEN, Grammar, structure_error
 

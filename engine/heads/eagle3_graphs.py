@@ -12,9 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.drafts.calibration import RANKS
-from decoding.drafts.chain_choices import ChainChoices
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import RANKS, ChainChoices, DraftChoice
 from decoding.sampling.batch import chain_settings
 from decoding.sampling.transfer import copy_into, copy_to
 from engine.heads.eagle3 import Eagle3Head

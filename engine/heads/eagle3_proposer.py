@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import DraftChoice
 from decoding.sampling import sampler
 from decoding.sampling.transfer import tensor_on
 from engine.heads.eagle3 import Eagle3Head

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decoding.drafts.calibration import RANKS
+from decoding.drafts.choices import RANKS
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import DraftChoice
 from decoding.sampling.transfer import tensor_on
 from engine.heads.checkpoint import HeadsCheckpoint
 from engine.heads.proposer import DraftStart, HeadSampler, HeadsKind, Reading

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from decoding.drafts.choice import DraftChoice
-from decoding.drafts.rejection import distributions, draft_key, draw
+from decoding.drafts.choices import DraftChoice
+from decoding.drafts.verification import distributions, draft_key, draw
 from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import process, rank

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.drafter.chain import ChainStart, DraftChain
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import DraftChoice
 from decoding.sampling.params import SamplingParams
 from engine.layers.faster_layers import use_faster_layers
 from engine.layers.linear import GroupedLinear

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import DraftChoice
 from engine.heads.eagle3_proposer import Eagle3Proposer
 from engine.layers.faster_layers import use_faster_parts
 from engine.model.ragged_batch import RowInput

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, PreTrainedModel
 
-from decoding.drafts.calibration import RANKS
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import RANKS, DraftChoice
 from decoding.sampling.params import SamplingParams
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.eagle3_proposer import Eagle3Proposer

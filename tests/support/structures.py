@@ -9,7 +9,7 @@ from llguidance import LLTokenizer
 from torch import Tensor
 
 from decoding.drafts.draft import Draft
-from decoding.drafts.verify import accepted_path
+from decoding.drafts.verification import accepted_path
 from decoding.grammars.grammar import Grammar
 from decoding.grammars.structure import StructureState
 from decoding.sampling.params import Structure, StructureKind

@@ -9,10 +9,10 @@ import pytest
 
 from actors.loops.row import RowKey
 from actors.verifier import step_proposers
-from actors.verifier.judge import Verdict
 from actors.verifier.row import Verification
 from actors.verifier.step_proposers import StepProposers
 from decoding.drafts.draft import ProposerName, Proposers
+from decoding.drafts.verification import Verdict
 
 STEP_S = 0.04
 CLOCK = [0.0]  # seconds

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from decoding.drafts.draft import Distribution
-from decoding.drafts.rejection import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
 from decoding.drafts.trie import DraftTrie
+from decoding.drafts.verification import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
 from tests.support.chi_square import count, p_value
 
 VOCAB = 3

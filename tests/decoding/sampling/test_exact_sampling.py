@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from decoding.drafts.draft import Distribution, Draft
-from decoding.drafts.rejection import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
-from decoding.drafts.verify import accepted_path
+from decoding.drafts.verification import (
+    RejectionRow,
+    Verdict,
+    accepted_path,
+    distributions,
+    draft_key,
+    draw,
+    verify_by_rejection,
+)
 from decoding.sampling.noise import gumbel, noise_key
 from tests.support.chi_square import count, p_value
 

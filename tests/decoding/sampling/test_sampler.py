@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoding.drafts.draft import Draft
-from decoding.drafts.verify import accepted_path
+from decoding.drafts.verification import accepted_path
 from decoding.sampling import sampler
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position

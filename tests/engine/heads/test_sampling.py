@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from decoding.drafts.rejection import RejectionRow, Verdict, verify_by_rejection
 from decoding.drafts.trie import DraftTrie
+from decoding.drafts.verification import RejectionRow, Verdict, verify_by_rejection
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams

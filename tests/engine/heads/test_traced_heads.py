@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.drafts.choice import DraftChoice
+from decoding.drafts.choices import DraftChoice
 from engine.heads import eagle3_proposer
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.eagle3_proposer import Eagle3Proposer

@@ -1,10 +1,19 @@
-"""Calibration follows the observed ranks of a drafter's choices."""
+"""Choices from scores, whatever these are, and probabilities that follow what was observed."""
 
 import math
 
 import pytest
 
-from decoding.drafts.calibration import RANKS, RankCalibration
+from decoding.drafts.choices import RANKS, DraftChoice, RankCalibration
+
+
+def test_impossible_tokens_are_left_out() -> None:
+    assert DraftChoice.ranked([5.0, 7.0, 9.0], [1.5, 0.5, -math.inf]) == ([5, 7], 1.0, None)
+
+
+@pytest.mark.parametrize("score", [math.nan, -math.inf])
+def test_without_a_possible_token_it_is_a_guess(score: float) -> None:
+    assert DraftChoice.ranked([5.0, 7.0], [score, score]) == ([0], 0.0, None)
 
 
 def test_at_first_a_clear_choice_is_trusted_more_than_an_unclear_one() -> None:

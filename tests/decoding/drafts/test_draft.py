@@ -1,7 +1,6 @@
-"""Continuations of one text as a tree."""
+"""Trees of paths with common prefixes."""
 
-from decoding.drafts.draft import Draft
-from decoding.drafts.token_tree import TokenTree
+from decoding.drafts.draft import Draft, TokenTree
 
 
 def test_common_prefixes_are_stored_once() -> None:

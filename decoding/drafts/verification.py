@@ -1,27 +1,32 @@
-"""Rejection sampling: turns tokens drawn from the draft's distribution into samples of the target's.
+"""The rules by which a target accepts draft tokens: coupled sampling, and rejection sampling.
 
-See docs/verification.md. The classical rule accepts a draft token with probability min(1, target/draft), and otherwise
-samples from norm(max(0, target − draft)) (Leviathan et al., arXiv 2211.17192, section 2.3; Chen et al.,
+Coupled: the target samples its own token at every position of the draft, and accepts the draft tokens that equal them
+(docs/architecture.md; Daliri et al., arXiv 2408.07978). Greedy verification is the same rule without noise. Only the
+target's samples are committed, so no draft can change the text.
+
+Rejection (docs/verification.md): the classical rule accepts a draft token with probability min(1, target/draft), and
+otherwise samples from norm(max(0, target − draft)) (Leviathan et al., arXiv 2211.17192, section 2.3; Chen et al.,
 arXiv 2302.01318, alg. 2). Chains are verified as a block, which accepts more (Sun et al., arXiv 2403.10444,
 algorithm 2). Siblings are tried in the order of their draw without replacement, against the residuals of both
 distributions (Sequoia, arXiv 2402.12374, algorithm 2). A token that was not drawn counts as drawn with probability 1.
-
-Draft distributions are sparse, so most of it is float64 arithmetic on few numbers, on the host. Knows nothing of greedy
-requests, which compare argmax with argmax (decoding/drafts/verify.py).
+Draft distributions are sparse, so most of it is float64 arithmetic on few numbers, on the host.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from decoding.drafts.draft import Distribution, Draft
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.noise import ACCEPTANCE, OWN_TOKENS, draft_stream, gumbel, noise_key, uniform
 from decoding.sampling.sampler import NO_TOKEN
 from decoding.sampling.transfer import copy_to, tensor_on
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,57 @@ class RejectionRow:
 
 
 class Verdict(NamedTuple):
-    """The tokens that a row commits: the draft's tokens at `path`, then its own."""
+    """What a row commits: accepted draft tokens, and one of the target's own."""
 
-    path: list[int]  # indices of the accepted tokens, top down
+    path: list[int]  # indices of the accepted tokens in the draft, top down
     own: int
-    rejected: bool  # whether a draft token was rejected; then trie and drafter restart (docs/verification.md)
+    rejected: bool  # whether the own token replaces a rejected draft token; then trie and drafter restart
+    logprobs: list[TokenLogprobs] | None = None  # of all these tokens, if wanted
+    error: str | None = None  # why nothing can be committed
+
+    def logits_rows(self) -> list[int]:
+        """Return the row of the step's K + 1 logits that each committed token was chosen from."""
+        return [0, *[index + 1 for index in self.path]]
+
+    def accepted(self, values: list[Value]) -> list[Value]:
+        """Return those of the accepted draft tokens. values: [K]"""
+        count = len(self.path)
+        if not count or self.path[-1] == count - 1:  # the draft's first
+            return values[:count]
+        return [values[index] for index in self.path]
+
+    def tokens(self, draft: Draft) -> list[int]:
+        """Return the committed tokens."""
+        return [*self.accepted(draft.tokens), self.own] if self.path else [self.own]
+
+
+def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool]:
+    """Find the path of accepted draft tokens, from the text down.
+
+    Args:
+        sampled: [K + 1] the target's tokens: after the text, then after each draft token.
+        draft: [K]
+
+    Returns:
+        The indices of the A accepted tokens, top down; the row commits them, then sampled[last index + 1].
+        Whether a draft token was rejected after them; False if the draft ends there.
+    """
+    if draft.is_chain:
+        for accepted, (token, own) in enumerate(zip(draft.tokens, sampled, strict=False)):
+            if token != own:
+                return list(range(accepted)), True
+        return list(range(len(draft.tokens))), False
+    path: list[int] = []
+    last = -1
+    rejected = False
+    for index, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if parent != last:
+            continue
+        rejected = token != sampled[last + 1]
+        if not rejected:
+            path.append(index)
+            last = index
+    return path, rejected
 
 
 def draft_key(seed: int, position: int, fence: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Rejection sampling against the papers' formulas, computed on full distributions in plain loops."""
+"""Coupled verification against a plain loop, and rejection sampling against the formulas of the papers."""
 
 import pytest
 import torch
@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decoding.drafts.draft import Distribution, Draft
-from decoding.drafts.rejection import RejectionRow, distributions, draft_key, draw, verify_by_rejection
+from decoding.drafts.verification import (
+    RejectionRow,
+    Verdict,
+    accepted_path,
+    distributions,
+    draft_key,
+    draw,
+    verify_by_rejection,
+)
 from decoding.sampling.noise import ACCEPTANCE, gumbel, noise_key, uniform
 from tests.support.properties import repeatable
 
@@ -41,7 +49,7 @@ class PlainRow:
     def children(self, last: int) -> list[int]:
         return [index for index, parent in enumerate(self.draft.parents) if parent == last]
 
-    def block(self) -> tuple[list[int], int, bool]:
+    def block(self) -> Verdict:
         """Verify a chain: algorithm 2 of arXiv 2403.10444."""
         remaining, count, residual = 1.0, 0, (self.target[0] - self.drawn_from[0]).clamp(min=0)
         for i, token in enumerate(self.draft.tokens, start=1):
@@ -54,9 +62,9 @@ class PlainRow:
                 )
             if self.u[i - 1] < probability:
                 count, residual = i, self.target[i] if i == len(self.draft.tokens) else excess
-        return list(range(count)), self.own(residual, count), count < len(self.draft.tokens)
+        return Verdict(list(range(count)), self.own(residual, count), count < len(self.draft.tokens))
 
-    def classical(self) -> tuple[list[int], int, bool]:
+    def classical(self) -> Verdict:
         """Verify siblings one by one, each against the residual of the draft's distribution."""
         path: list[int] = []
         last = -1
@@ -75,8 +83,8 @@ class PlainRow:
                 drawn = source.clone()
                 drawn[token] = 0
             else:
-                return path, self.own(target, len(path)), True
-        return path, self.own(self.target[last + 1], len(path)), False
+                return Verdict(path, self.own(target, len(path)), True)
+        return Verdict(path, self.own(self.target[last + 1], len(path)), False)
 
 
 @st.composite
@@ -137,7 +145,7 @@ def test_without_a_draft_the_token_is_the_one_of_plain_decoding() -> None:
     keys = key_tensor(*(noise_key(seed, 30) for seed in range(20)))
     expected = (probs.log() + gumbel(keys, VOCAB)).argmax(-1).tolist()
     verdicts = verify_by_rejection(probs, [RejectionRow(Draft([], []), seed, 30) for seed in range(20)])
-    assert verdicts == [([], token, False) for token in expected]
+    assert verdicts == [Verdict([], token, rejected=False) for token in expected]
 
 
 @pytest.mark.parametrize("block", [True, False])
@@ -180,3 +188,55 @@ def test_a_draw_is_sparse_and_in_order() -> None:
         expected = row[origin.tokens].softmax(-1).tolist()
         assert origin.probabilities == pytest.approx(expected)
         assert origin.is_sound
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """Draw the target's tokens [B][K + 1], drafts [B][K] and their lengths; few tokens, so that many agree."""
+    rows, k = draw(st.integers(1, 5)), draw(st.integers(0, 6))
+    tokens = st.integers(0, 2)
+    sampled = draw(st.lists(st.lists(tokens, min_size=k + 1, max_size=k + 1), min_size=rows, max_size=rows))
+    drafts = draw(st.lists(st.lists(tokens, min_size=k, max_size=k), min_size=rows, max_size=rows))
+    return sampled, drafts, draw(st.lists(st.integers(0, k), min_size=rows, max_size=rows))
+
+
+def accepted_by_loop(sampled: list[int], draft: list[int]) -> int:
+    accepted = 0
+    for chosen, drafted in zip(sampled, draft, strict=False):
+        if chosen != drafted:
+            break
+        accepted += 1
+    return accepted
+
+
+@repeatable
+@given(batches())
+def test_a_chain_is_a_tree_with_one_branch(batch: tuple[list[list[int]], list[list[int]], list[int]]) -> None:
+    for row, draft, length in zip(*batch, strict=True):
+        accepted = accepted_by_loop(row, draft[:length])
+        path, disagrees = accepted_path(row, Draft(draft[:length], list(range(-1, length - 1))))
+        assert path == list(range(accepted))
+        assert disagrees == (accepted < length)
+
+
+@repeatable
+@given(st.data())
+def test_trees(data: st.DataObject) -> None:
+    """Compare with a walk from the text down, over trees whose siblings differ."""
+    parents: list[int] = []
+    tokens: list[int] = []
+    for index in range(data.draw(st.integers(0, 8))):
+        parent = data.draw(st.integers(-1, index - 1))
+        siblings = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        parents.append(parent)
+        tokens.append(next(token for token in range(9) if token not in siblings))
+    sampled = data.draw(st.lists(st.integers(0, 2), min_size=len(tokens) + 1, max_size=len(tokens) + 1))
+    expected: list[int] = []
+    while True:
+        last = expected[-1] if expected else -1
+        children = [index for index, parent in enumerate(parents) if parent == last]
+        chosen = [index for index in children if tokens[index] == sampled[last + 1]]
+        if not chosen:
+            break
+        expected += chosen
+    assert accepted_path(sampled, Draft(tokens, parents)) == (expected, bool(children))
