@@ -2,7 +2,7 @@
 
 Each row gets exactly one draft per step and none ahead of verification, because drafting delays the step. In return, no
 message travels between processes, and each model has the whole device while it runs. Prompts are read beside the
-target's chunks, so the first step after them has a draft. Knows nothing of coordinators.
+target's chunks, so the first step after them has a draft.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,10 +13,11 @@ from msgspec import structs
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.row import Row, RowKey
-from actors.verifier.row import TargetRow
+from actors.verifier.row import TargetRow, Verification
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat, ReplicaAddress
 from decoding.drafts.draft import ProposerName
+from decoding.drafts.verification import Verdict
 from engine.model.runner import Runner
 
 _TARGET, _DRAFTER = "target", "drafter"
@@ -37,7 +38,7 @@ class ColocatedDrafter:
         options: the target's; its only draft mapping, if any, is for that target.
         """
         self._has_tokens = has_tokens
-        self.token_s = 0.0
+        self.token_s: float | None = 0.0
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
         self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
@@ -47,7 +48,7 @@ class ColocatedDrafter:
 
     def drafts_for(self, row: TargetRow) -> bool:
         """Whether the row has a drafter."""
-        return row.drafter
+        return row.drafts.drafter
 
     @property
     def reading(self) -> bool:
@@ -56,20 +57,20 @@ class ColocatedDrafter:
 
     def read(self, rows: Iterable[TargetRow]) -> bool:
         """Read a chunk of the texts of rows that the target reads or has read. Returns whether there was one."""
-        new = [row for row in rows if row.drafter and row.slot >= 0 and row.key not in self._sent_lengths]
+        new = [row for row in rows if row.drafts.drafter and row.slot >= 0 and row.key not in self._sent_lengths]
         if not new and not self.reading:
             return False
         self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, new)])
         self._drafter.turn(steps=False)
         return True
 
-    def draft(self, rows: Sequence[TargetRow]) -> set[RowKey]:
+    def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
         """Put drafts of what follows their texts into the rows' tries. A long text must have been read before.
 
         Returns the rows that got a draft.
         """
         before = replace(self._drafter.times)
-        drafted = {row.key[1]: row for row in rows if row.drafter}
+        drafted = {row.key[1]: row for row in rows if row.drafts.drafter}
         self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, drafted.values())])
         self._drafter.turn(reads=False)
         while self._drafter.drafting and self._drafter.times.preemptions == before.preemptions:
@@ -81,11 +82,14 @@ class ColocatedDrafter:
         offered = {
             drafted[offer.request_id].key
             for offer in offers
-            if self._has_tokens(offer.all_tokens()) and drafted[offer.request_id].offer(offer)
+            if self._has_tokens(offer.all_tokens()) and drafted[offer.request_id].drafts.offer(offer)
         }
         spent = self._drafter.times - before
         self.token_s = spent.step_s / spent.steps if spent.steps else 0.0
         return offered
+
+    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
+        """It learns the verdict from the next text."""
 
     def remove(self, row: Row) -> None:
         """Let the drafter forget the row."""
@@ -97,7 +101,7 @@ class ColocatedDrafter:
         """Let a row go on without the drafter, which has forgotten it."""
         row = self._rows.get(failed.request_id)
         if row is not None and row.admission == failed.admission:
-            row.drafter = False
+            row.drafts.drafter = False
             del self._rows[failed.request_id], self._sent_lengths[row.key]
 
     def _update(self, row: TargetRow) -> Admit | Advance:
@@ -106,13 +110,13 @@ class ColocatedDrafter:
         self._sent_lengths[row.key] = len(row.tokens)
         self._rows[request_id] = row
         if sent is not None:
-            return structs.replace(row.advance(sent, row.in_step_draft_length), coordinator=_TARGET)
+            return structs.replace(row.drafts.advance(sent, row.drafts.in_step_length), coordinator=_TARGET)
         return Admit(
             request_id=request_id,
             tokens=list(row.tokens),
             prompt_length=row.prompt_length,
             params=row.params,
-            draft_length=row.in_step_draft_length,
+            draft_length=row.drafts.in_step_length,
             drafter=True,
             target=self._address,
             admission=row.admission,

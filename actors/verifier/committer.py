@@ -8,7 +8,7 @@ import torch
 from actors.loops.mailbox import Mailbox
 from actors.loops.row import ServedRow
 from actors.verifier.inbox import TargetInbox
-from actors.verifier.planner import DraftPlanner
+from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.row import TargetRow, Verification
 from actors.verifier.rows import TargetRows
 from actors.wire.messages import Commit, PromptAttention, Token, TokenSource
@@ -23,22 +23,35 @@ class Committer:
     """The committer of one target. It skips rows that were removed or replaced since their step began."""
 
     def __init__(
-        self, rows: TargetRows, runner: Runner, planner: DraftPlanner, inbox: TargetInbox, mailbox: Mailbox[ServedRow]
+        self,
+        rows: TargetRows,
+        runner: Runner,
+        policy: SpeculationPolicy,
+        inbox: TargetInbox,
+        mailbox: Mailbox[ServedRow],
     ) -> None:
-        self._rows, self._runner, self._planner, self._inbox, self._mailbox = rows, runner, planner, inbox, mailbox
+        self._rows, self._runner, self._policy, self._inbox, self._mailbox = rows, runner, policy, inbox, mailbox
 
     def commit(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> int:
         """Commit each row's accepted draft tokens and the target's own token. Returns how many were committed."""
         committed = 0
+        commits: list[tuple[TargetRow, Commit]] = []
         for (row, draft, *_), verdict in zip(verifications, verdicts, strict=True):
             if self._check(row, verdict):
                 path = verdict.path
                 if row.draft_length:
-                    self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
+                    self._policy.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
                 if path and path[-1] >= len(path):  # not the draft's first tokens
                     self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
-                self._commit(row, draft, verdict)
+                commit = self._commit(row, draft, verdict)
+                if commit is not None:
+                    commits.append((row, commit))
                 committed += len(path) + 1
+        self._policy.follow([row for row, commit in commits if commit.finish is None])  # first: the target waits for it
+        for row, commit in commits:
+            self._mailbox.put(row.key[0], commit)
+            if commit.finish is not None:
+                self._rows.remove(row.key)
         return committed
 
     def _check(self, row: TargetRow, verdict: Verdict) -> bool:
@@ -54,8 +67,8 @@ class Committer:
             )
         return not error and verdict.error is None
 
-    def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> None:
-        peer, request_id = row.key
+    def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> Commit | None:
+        """Commit to the row's text. Returns what its coordinator is to be told; None if the row has failed."""
         base = len(row.tokens)
         tokens, generated = verdict.tokens(draft), base - row.prompt_length
         kept, finish = cut_at_stop(
@@ -65,13 +78,13 @@ class Committer:
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
         commit = Commit(  # by position, because a step has one per row, and msgspec takes four times as long by name
-            request_id,
+            row.key[1],
             base,
             _records(row, draft, verdict, kept),
             finish,
             len(draft.tokens),
             draft.proposed_by() if draft.proposers else {},
-            verdict.rejected and bool(row.trie),
+            verdict.rejected and bool(row.drafts.trie),
             row.admission,
             row.preemptions,
             row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,
@@ -81,17 +94,11 @@ class Committer:
         row.preemptions = 0
         if finish is not None and row.params.prompt_attention:
             try:
-                self._mailbox.put(peer, PromptAttention(request_id, self._attention(row), row.admission))
+                self._mailbox.put(row.key[0], PromptAttention(row.key[1], self._attention(row), row.admission))
             except (OutOfPagesError, torch.OutOfMemoryError) as error:
                 self._inbox.fail(row, error)
-                return
-        if finish is None and row.attached_drafter is not None:
-            self._inbox.update_drafter(row)  # before the coordinator: the target waits for its drafts
-        self._mailbox.put(peer, commit)
-        if finish is not None:
-            self._rows.remove(row.key)
-        elif self._rows.drafting:
-            row.propose()
+                return None
+        return commit
 
     def _attention(self, row: TargetRow) -> list[float]:
         """Return how much the answer attends to each token of the prompt: the mean over the answer's tokens."""

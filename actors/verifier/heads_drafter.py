@@ -1,8 +1,6 @@
 """Heads of a target as a proposer: they read its hidden states, and draft for all rows before each step.
 
 While nothing drafts they do not read. What they missed stays a gap in their keys, which can only cost acceptance.
-
-Knows nothing of messages, or of what kind the heads are.
 """
 
 import time
@@ -11,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from actors.loops.row import RowKey
+from actors.loops.row import Row, RowKey
 from actors.verifier.row import TargetRow, Verification
 from actors.verifier.rows import TargetRows
 from decoding.drafts.choices import RANKS, Candidates, DraftChoice, RankCalibration, best_tree, tree_of
@@ -46,7 +44,7 @@ class HeadsDrafter:
     def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows) -> None:
         self._heads, self._runner, self._rows = heads, runner, rows
         self.name: ProposerName = heads.kind
-        self.token_s = 0.0
+        self.token_s: float | None = 0.0
         ranks = RANKS if heads.tree is None else 1 + max((rank for path in heads.tree for rank in path), default=0)
         self._ranks = min(max(ranks, RANKS), runner.vocab_size)
         self._calibrations: defaultdict[tuple[bool, int], RankCalibration] = defaultdict(
@@ -58,9 +56,9 @@ class HeadsDrafter:
 
     def drafts_for(self, row: TargetRow) -> bool:
         """Whether heads draft for the row."""
-        return row.heads
+        return row.drafts.heads
 
-    def draft(self, rows: Sequence[TargetRow]) -> set[RowKey]:
+    def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
         """Put drafts of what follows their texts into the rows' tries. Returns the rows that got any.
 
         Raises:
@@ -91,11 +89,11 @@ class HeadsDrafter:
         self._ran = [
             _Ran(row, runs[0].start, first, end)
             for row, runs, first, end in zip(writers, inputs, firsts, ends, strict=False)
-            if row is not None and row.ensemble is None and row.heads
+            if row is not None and row.ensemble is None and row.drafts.heads
         ]
 
-    def read(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """Let the heads read what the last forward ran, once it is committed."""
+    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
+        """Let the heads read what the last forward ran, now that accepted tokens are in the columns of the text."""
         ran, self._ran = self._ran, []
         judged = {v.row.key: (v, verdict) for v, verdict in zip(verifications, verdicts, strict=True)}
         readings: list[Reading] = []
@@ -118,16 +116,16 @@ class HeadsDrafter:
         if readings and hidden is not None:
             self._heads.read(readings, hidden)
 
-    def remove(self, key: RowKey) -> None:
+    def remove(self, row: Row) -> None:
         """Forget a row."""
-        self._guesses.pop(key, None)
+        self._guesses.pop(row.key, None)
 
     def _draft_length(self, row: TargetRow) -> int:
         """Return how many positions to draft for a row. The length does not depend on what is drawn."""
-        if not row.heads:
+        if not row.drafts.heads:
             return 0
-        most = min(self._heads.length, row.usable_draft_length)
-        return min(most, row.in_step_draft_length) if self._heads.chained else most
+        most = min(self._heads.length, row.drafts.usable_length)
+        return min(most, row.drafts.in_step_length) if self._heads.chained else most
 
     def _offer(self, row: TargetRow, choices: Sequence[DraftChoice]) -> None:
         choices = choices[: self._draft_length(row)]
@@ -135,17 +133,17 @@ class HeadsDrafter:
         self._guesses[row.key] = _Guess(base, choices)
         if row.rejects:
             tokens = [choice.tokens[0] for choice in choices]
-            row.trie.offer(base, tokens, distributions=[choice.drawn_from for choice in choices], proposer=kind)
+            row.drafts.trie.offer(base, tokens, distributions=[choice.drawn_from for choice in choices], proposer=kind)
             return
         levels = [
             Candidates(choice.tokens, self._calibration(row, depth).probabilities(choice.gap)[: len(choice.tokens)])
             for depth, choice in enumerate(choices)
         ]
         if self._heads.tree is None:
-            draft = best_tree(levels, row.usable_draft_length, chained=self._heads.chained)
+            draft = best_tree(levels, row.drafts.usable_length, chained=self._heads.chained)
         else:
             draft = tree_of(levels, self._heads.tree)
-        row.trie.offer(base, draft.tokens, draft.parents, draft.probabilities, proposer=kind)
+        row.drafts.trie.offer(base, draft.tokens, draft.parents, draft.probabilities, proposer=kind)
 
     def _learn(self, row: TargetRow) -> None:
         """Compare the row's candidates with the target's tokens, as far as these follow candidates."""

@@ -13,7 +13,8 @@ from actors.loops.row import GrammarJobs, ServedRow
 from actors.verifier.adapters import AdapterTable
 from actors.verifier.beams import BeamRow
 from actors.verifier.leader import EnsembleLeader
-from actors.verifier.planner import DraftPlanner
+from actors.verifier.policy import SpeculationPolicy
+from actors.verifier.proposers import AttachedDrafters, NgramLookup
 from actors.verifier.row import TargetRow
 from actors.verifier.rows import TargetRows
 from actors.wire.messages import (
@@ -34,7 +35,6 @@ from actors.wire.messages import (
     Token,
 )
 from decoding.beams.options import BeamOptions
-from decoding.drafts.ngram import NgramProposers
 from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.tokenizers.logits_mapping import LogitsMapping
 from engine.model.runner import Runner
@@ -50,7 +50,9 @@ class TargetInbox:
         rows: TargetRows,
         mailbox: Mailbox[ServedRow],
         runner: Runner,
-        planner: DraftPlanner,
+        policy: SpeculationPolicy,
+        drafters: AttachedDrafters,
+        lookup: NgramLookup,
         structures: GrammarJobs,
         adapters: AdapterTable,
         leader: EnsembleLeader,
@@ -58,29 +60,15 @@ class TargetInbox:
     ) -> None:
         """logits_mappings: for each leader with another tokenizer, by its name."""
         self._rows, self._mailbox, self._runner = rows, mailbox, runner
-        self._planner, self._structures, self._adapters, self._leader = planner, structures, adapters, leader
+        self._policy, self._drafters, self._lookup = policy, drafters, lookup
+        self._structures, self._adapters, self._leader = structures, adapters, leader
         self._logits_mappings = logits_mappings
-        self._ngrams = NgramProposers()
 
     def receive(self, timeout_s: float) -> None:
         """Handle the messages that have arrived; waits up to `timeout_s` for the first. Replies are sent at once."""
         for peer, message in self._mailbox.receive(timeout_s):
             self._handle(peer, message)
         self._mailbox.flush()
-
-    def update_drafter(self, row: TargetRow) -> None:
-        """Send the row's new text to its attached drafter, if it has one."""
-        if row.attached_drafter is None:
-            return
-        # The useful draft length is that of the step before, which is recent enough for the drafter.
-        advance = row.next_advance(row.useful_draft_length if self._rows.drafting else 0)
-        if advance is not None:
-            self._mailbox.put(row.attached_drafter, advance)
-
-    def rest_drafter(self, row: TargetRow) -> None:
-        """Let the attached drafter rest, whatever it was told before. One that goes on is told at its next offer."""
-        if row.attached_drafter is not None:
-            self._mailbox.put(row.attached_drafter, row.rest())
 
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back to its peer, unless the row has been removed or replaced."""
@@ -97,14 +85,13 @@ class TargetInbox:
             case ResendRequest(request_id, coordinator, length):
                 row = self._rows.writer((coordinator, request_id))
                 if row is not None and row.attached_drafter == peer:
-                    row.acknowledge(min(max(0, length), len(row.tokens)))
-                    self.update_drafter(row)
+                    row.drafts.acknowledge(min(max(0, length), len(row.tokens)))
+                    self._drafters.propose([row])
             case AttachDrafter(request_id, drafter):
                 row = self._rows.writer((peer, request_id))
                 if row is not None:
-                    row.attach_drafter(drafter)
-                    if not self._rows.drafting:
-                        self.rest_drafter(row)
+                    row.drafts.attach(drafter)
+                    self._drafters.rest(row)
             case LeaderLost(request_id, leader, admission):
                 member_row = self._rows.get((leader, request_id))
                 if member_row is not None and member_row.admission <= admission:
@@ -124,10 +111,10 @@ class TargetInbox:
         row = self._rows.writer(key)
         if row is not None:
             # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
-            fits = row.offer(message) or row.rejects
-            self._planner.note_offer(row, time.perf_counter(), fits=fits)
-            if row.attached_drafter == peer and not self._rows.drafting:
-                self.rest_drafter(row)
+            fits = row.drafts.offer(message) or row.rejects
+            self._policy.note_offer(row, time.perf_counter(), fits=fits)
+            if row.attached_drafter == peer:
+                self._drafters.rest(row)  # one that goes on
         elif message.distributions is None:  # what was drawn for an earlier admission could bias this one
             self._mailbox.keep(key, peer, message)
 
@@ -167,18 +154,13 @@ class TargetInbox:
             self._admit_beams(peer, message, message.beams)
             return
         message = self._take_over(peer, message)
-        proposer = None
-        if message.ngram is not None and message.draft_length:
-            private = message.params.rejects or bool(message.cache_salt)
-            proposer = self._ngrams.make(message.ngram, message.draft_length, private=private)
-        row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
+        row = TargetRow(peer, message, acceptance=self._policy.acceptance, lookup=self._lookup.make(message))
         self._structures.begin(row)
         self._adapters.begin(row)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows
         if row.ensemble is not None:
             self._leader.lead(row)
-        if not self._rows.drafting:
-            self.rest_drafter(row)  # its coordinator may not know yet that drafts are not wanted
+        self._drafters.rest(row)  # its coordinator may not know yet that drafts are not wanted
 
     def _take_over(self, peer: str, message: Admit) -> Admit:
         """Replace the row of a dead coordinator whose client asks again at another one, and commit what it has written.

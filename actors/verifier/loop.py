@@ -25,10 +25,10 @@ from actors.verifier.heads_drafter import HeadsDrafter
 from actors.verifier.inbox import TargetInbox
 from actors.verifier.judge import judge
 from actors.verifier.leader import EnsembleLeader
-from actors.verifier.planner import DraftPlanner
+from actors.verifier.policy import SpeculationPolicy
+from actors.verifier.proposers import AttachedDrafters, NgramLookup, Proposer
 from actors.verifier.row import TargetRow, Verification
 from actors.verifier.rows import TargetRows
-from actors.verifier.step_proposers import StepProposer, StepProposers
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.drafts.verification import Verdict
@@ -51,22 +51,24 @@ class Target:
         self._runner = runner
         self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
-        self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=options.colocated is not None)
+        self._drafters, self._lookup = AttachedDrafters(self._rows, self._mailbox), NgramLookup(self._rows)
         self._colocated_drafter = (
             None if options.colocated is None else ColocatedDrafter(options.colocated, runner.has_tokens, options)
         )
         self._heads = None if options.heads is None else HeadsDrafter(options.heads, runner, self._rows)
-        proposers: list[StepProposer] = [each for each in (self._colocated_drafter, self._heads) if each is not None]
-        self._proposers = StepProposers(proposers, self._planner.note_drafting, adaptive=options.adaptive)
-        self._rows.drafting = self._planner.speculates()
+        possible = self._drafters, self._lookup, self._colocated_drafter, self._heads
+        self._proposers: list[Proposer] = [each for each in possible if each is not None]
+        alternating = self._colocated_drafter is not None
+        self._policy = SpeculationPolicy(runner, self._proposers, adaptive=options.adaptive, alternating=alternating)
+        self._rows.drafting = self._policy.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._adapters = AdapterTable(runner.lora)
         self._inbox = TargetInbox(
-            *(self._rows, self._mailbox, runner, self._planner, structures, self._adapters, self._leader),
-            options.logits_mappings,
+            *(self._rows, self._mailbox, runner, self._policy, self._drafters, self._lookup),
+            *(structures, self._adapters, self._leader, options.logits_mappings),
         )
-        self._committer = Committer(self._rows, runner, self._planner, self._inbox, self._mailbox)
+        self._committer = Committer(self._rows, runner, self._policy, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
         self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThread()
@@ -124,13 +126,10 @@ class Target:
         if not rows:
             return
         began_s = time.perf_counter()
-        if self._rows.drafting:
-            self._proposers.draft(rows, self._planner.plain_step_s(rows))
-        else:
-            self._proposers.skip(rows)
+        self._policy.draft(rows, wanted=self._rows.drafting)
         now_s = time.perf_counter()
         self.times.drafted_s += now_s - began_s
-        drafts = self._planner.choose_drafts(rows, now_s, others=others, drafting_s=now_s - began_s)
+        drafts = self._policy.choose_drafts(rows, now_s, others=others, drafting_s=now_s - began_s)
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)
 
@@ -144,13 +143,13 @@ class Target:
             seconds = time.perf_counter() - began_s
             self.times.drafted_s += seconds
             self._counted_until_s += seconds
-            self._planner.note_reading(seconds)
+            self._policy.note_reading(seconds)
 
     @property
     def _reader(self) -> ColocatedDrafter | None:
         """The colocated drafter, unless it rests."""
         drafter = self._colocated_drafter
-        rests = drafter is None or not self._rows.drafting or drafter.name in self._proposers.resting
+        rests = drafter is None or not self._rows.drafting or drafter.name in self._policy.resting
         return None if rests else drafter
 
     def _request_logits(self, rows: list[TargetRow]) -> None:
@@ -202,7 +201,7 @@ class Target:
             if verdict.error is None:
                 ensemble.end_round(verdict.logits_rows(), verdict.tokens(round_.draft))
         requested_at_s = min(round_.requested_at_s for round_ in rounds)
-        self._planner.note_ensemble_round(len(blended), time.perf_counter() - requested_at_s)
+        self._policy.note_ensemble_round(len(blended), time.perf_counter() - requested_at_s)
         self._commit(verifications, verdicts, min(round_.began_s for round_ in rounds))
         self._mailbox.flush()
 
@@ -219,9 +218,7 @@ class Target:
         began_s: when the round began, with the messages and the wait for drafts before it; None: nothing was verified.
         """
         committed = self._committer.commit(verifications, verdicts)
-        self._proposers.learn(verifications, verdicts)
-        if self._heads is not None:
-            self._heads.read(verifications, verdicts)  # once accepted tokens are in the columns of the text
+        self._policy.learn(verifications, verdicts)
         if not verifications:
             return
         rows = [row for row, *_ in verifications]
@@ -229,8 +226,8 @@ class Target:
             drafted = any(draft.tokens for _, draft, *_ in verifications)
             self._counted_until_s = time.perf_counter()
             seconds = self._counted_until_s - began_s
-            self._planner.note_round(rows, committed, seconds, drafted=drafted, prompt_tokens=prompt_tokens)
-        self._planner.plan(self._rows.running, {row.key for row in rows}, time.perf_counter())
+            self._policy.note_round(rows, committed, seconds, drafted=drafted, prompt_tokens=prompt_tokens)
+        self._policy.plan(self._rows.running, {row.key for row in rows}, time.perf_counter())
 
     def _note_times(self, tokens: int, prompt_tokens: int, seconds: float, *, alone: bool) -> None:
         """Count a forward over so many tokens. alone: no row verified a draft, so it is no part of the next round."""
@@ -239,9 +236,9 @@ class Target:
         self.times.step_s += seconds - prompt_s
         self.times.steps += tokens > prompt_tokens
         if not prompt_tokens:
-            self._planner.note_step(tokens, seconds)
+            self._policy.note_step(tokens, seconds)
         elif alone:
-            self._planner.note_prefill(tokens, seconds)
+            self._policy.note_prefill(tokens, seconds)
         if alone:
             self._counted_until_s += seconds
 
@@ -250,23 +247,23 @@ class Target:
         active = sum([row.slot >= 0 for row in self._rows.writers])
         if not active:
             return
-        self._planner.active_rows = active
-        drafting = self._planner.speculates() and self._scheduler.speculates
+        self._policy.active_rows = active
+        drafting = self._policy.speculates() and self._scheduler.speculates
         if drafting != self._rows.drafting:
             self._rows.drafting = drafting
             self._update_drafters()
-        trial = self._planner.trial
+        trial = self._policy.trial
         self._rows.in_trial, self._rows.speculation_gain = trial.is_trying, trial.gain
         self.times.trial_loss_s = trial.lost_s
 
     def _update_drafters(self) -> None:
         """Let drafters rest or begin at once: one that goes on for a step may slow the target's."""
-        self._planner.plan(self._rows.running, set(), time.perf_counter())
+        self._policy.plan(self._rows.running, set(), time.perf_counter())
         for row in self._rows.writers:
             if row.verifies:
-                self._inbox.update_drafter(row)
-            elif not self._rows.drafting:
-                self._inbox.rest_drafter(row)
+                self._drafters.propose([row])
+            else:
+                self._drafters.rest(row)
         self._mailbox.flush()
 
     def _update_rows(self) -> None:
@@ -274,7 +271,7 @@ class Target:
         self._choose_mode()
         for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)
-        self._rows.read_ahead()
+        self._lookup.read()
         self._leader.follow_slots(time.perf_counter())
         for row, reason in self._leader.drop_late_members(time.perf_counter()):
             self._inbox.fail(row, reason)
@@ -310,9 +307,7 @@ class Target:
         """Let members, adapters and drafters forget a row that is removed. The last one leaves no table of texts."""
         self._leader.remove(row)
         self._adapters.release(row)
-        if self._colocated_drafter is not None:
-            self._colocated_drafter.remove(row)
-        if self._heads is not None:
-            self._heads.remove(row.key)
+        for proposer in self._proposers:
+            proposer.remove(row)
         if not len(self._rows):
             self._texts.clear()

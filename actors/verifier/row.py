@@ -1,4 +1,4 @@
-"""A request on the target: its text, its draft trie, and how long it waits for which draft."""
+"""A request on the target: its text, and what it runs in a step."""
 
 from operator import attrgetter
 from typing import NamedTuple
@@ -8,11 +8,10 @@ from torch import Tensor
 
 from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row import ServedRow
-from actors.wire.messages import Admit, Advance, Offer
+from actors.verifier.row_drafts import RowDrafts
+from actors.wire.messages import Admit
 from decoding.drafts.draft import NO_DRAFT, Draft
-from decoding.drafts.length import AcceptanceEstimate
-from decoding.drafts.proposer import Proposer
-from decoding.drafts.trie import DraftTrie
+from decoding.drafts.ngram import NgramProposer
 from decoding.sampling.history import History, Positions
 from decoding.sampling.sampler import TokenLogprobs, token_logprobs
 from engine.model.ragged_batch import RowInput, draft_input
@@ -30,43 +29,25 @@ class Verification(NamedTuple):
 class TargetRow(ServedRow):
     """`tokens` are all committed. While the row is running, all but the last are in the cache."""
 
-    def __init__(self, peer: str, admit: Admit, *, acceptance: float, proposer: Proposer | None = None) -> None:
+    def __init__(self, peer: str, admit: Admit, *, acceptance: float, lookup: NgramProposer | None = None) -> None:
         """
-        acceptance: the expected acceptance rate of its drafts.
-        proposer: drafts in this loop, beside the drafter.
+        acceptance, lookup: as in `RowDrafts`.
 
         Raises:
             UnavailableError: too few members of its ensemble are there.
         """
         super().__init__(peer, admit)
         self.rejects = self.params.rejects  # whether it verifies by rejection sampling
-        self.trie = DraftTrie(self.tokens, rejects=self.rejects)
-        self.acceptance = AcceptanceEstimate(expected=acceptance)
-        self.trie.default_probability = self.acceptance.value
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.end = Positions(self.history)  # the position after the text, however long it is
-        self.proposer = proposer
         self.ensemble = None if admit.ensemble is None else EnsembleRounds(admit.ensemble)  # if it leads one
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
         self._origin = replace(admit, tokens=[])
         self.prompt_positions = admit.prompt_positions
         if admit.prompt_positions is not None:  # pages hold keys at these positions
             self.cache_salt += f" {admit.prompt_positions.digest}"
-        self.drafter = admit.drafter  # whether a drafter works on the request
-        self.heads = admit.heads and self.draft_length > 0  # whether heads of the target draft for it
         self.attached_drafter = admit.attached_drafter
-        self._acknowledged_length = len(self.tokens)  # of the text that the attached drafter has
-        self._read_length = 0  # of the text that a drafter has read, as its offers tell
-        self._drafter_rests = False
-        self.expects_drafts = self.drafter and self.draft_length > 0
-        self.wanted_draft_length = self.draft_length  # worth waiting for
-        self.useful_draft_length = self.draft_length  # worth verifying without a wait
-        self.in_step_draft_length = self.draft_length  # worth the time by which drafting delays the step
-        self.incomplete_since_s: float | None = None  # start of the wait for the wanted draft, while it is incomplete
-        self.drafted_at_plan = 0  # draft tokens that were there when the wait began
-        self.deadline_s = 0.0
-        self.rejected_at = 0  # length of the text when a draft token was last rejected
-        self.usable_draft_length = 0  # the most draft tokens that a step can use
+        self.drafts = RowDrafts(self, admit, acceptance=acceptance, lookup=lookup)
         self.limit_draft()
         self.step_draft = NO_DRAFT  # that the next step verifies
         self.mask: Tensor | None = None  # as in Verification
@@ -146,16 +127,6 @@ class TargetRow(ServedRow):
         return not self.wants_prompt_logprobs
 
     @property
-    def speculates(self) -> bool:
-        """Whether anything makes drafts for this row."""
-        return self.draft_length > 0 and (self.drafter or self.heads or self.proposer is not None)
-
-    @property
-    def missed_tokens(self) -> int:
-        """Tokens that its drafter has to read before it can draft again. Heads don't catch up."""
-        return max(0, len(self.tokens) - self._read_length) if self.drafter and not self.heads else 0
-
-    @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
 
@@ -174,78 +145,13 @@ class TargetRow(ServedRow):
         longest = None if self.ensemble is None else self.ensemble.max_length
         if longest is not None:
             end = min(end, longest)
-        self.usable_draft_length = max(0, min(self.draft_length, end - len(self.tokens) - 1))
-
-    @property
-    def drafted_length(self) -> int:
-        """The length of the most probable draft chain, as much of it as a step can use."""
-        return min(self.trie.best_length, self.usable_draft_length)
-
-    def best_draft(self, *, branching: bool = True) -> Draft:
-        """Return the most probable draft tokens, as many as a step can use: a tree if it may branch, or a chain."""
-        length = self.usable_draft_length
-        if length <= 0:
-            return NO_DRAFT
-        draft = self.trie.best_draft(length, length, branching=branching)
-        # Rejection sampling needs all tokens as they were drawn, also those that the structure forbids.
-        return draft if self.structure is None or self.rejects else self.structure.prune(draft)
-
-    def offer(self, offer: Offer) -> bool:
-        """Add a draft in the target's tokens to the trie. Returns whether any of it fits the text."""
-        self._read_length = offer.base
-        return self.trie.offer(offer.base, offer.tokens, offer.parents, offer.probabilities, offer.distributions)
-
-    def propose(self) -> None:
-        """Add the proposer's draft for the current text to the trie."""
-        if self.proposer is not None:
-            draft = self.proposer.propose(self.tokens)
-            name = self.proposer.name
-            self.trie.offer(len(self.tokens), draft.tokens, draft.parents, draft.probabilities, proposer=name)
+        self.drafts.usable_length = max(0, min(self.draft_length, end - len(self.tokens) - 1))
 
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""
-        self.trie.commit(tokens)
+        self.drafts.commit(tokens, rejected=rejected)
         if self.draft_length:
             self.limit_draft()
-        if rejected:
-            self.rejected_at = len(self.tokens)
-        if rejected and self.rejects:
-            self.trie.fence()
-
-    def attach_drafter(self, drafter: str | None) -> None:
-        """Replace the attached drafter; None for no drafter. One that lacks some of the text will ask for it."""
-        self.attached_drafter = drafter
-        self.drafter = self.expects_drafts = drafter is not None
-        self.acknowledge(len(self.tokens))
-
-    def acknowledge(self, length: int) -> None:
-        """Note how many tokens of the text the attached drafter has."""
-        self._acknowledged_length, self._drafter_rests = length, False
-
-    def next_advance(self, draft_length: int) -> Advance | None:
-        """Return the update for the attached drafter, if it needs one, and count it as acknowledged.
-
-        draft_length: how long a draft would pay in the next step; after one update with 0 the drafter rests. Without
-        new text, the update only lets it rest or go on.
-        """
-        rests, rested = draft_length == 0, self._drafter_rests
-        knows_text = self._acknowledged_length >= len(self.tokens)
-        if self.attached_drafter is None or (rests and rested) or (knows_text and rests == rested):
-            return None
-        advance = self.advance(self._acknowledged_length, draft_length)
-        self._acknowledged_length, self._drafter_rests = len(self.tokens), rests
-        return advance
-
-    def rest(self) -> Advance:
-        """Return the update that lets the attached drafter rest, with the text that it may lack."""
-        return self.advance(self._acknowledged_length, 0)
-
-    def advance(self, base: int, draft_length: int) -> Advance:
-        """Return the update for a drafter that has the first `base` tokens of the text."""
-        coordinator, request_id = self.key
-        return Advance(
-            request_id, coordinator, self.admission, base, self.tokens[base:], draft_length, self.rejected_at
-        )
 
     def attention_input(self) -> RowInput:
         """Return what the answer was drawn after, whose attention to the prompt is wanted once the answer is there."""
@@ -265,16 +171,5 @@ class TargetRow(ServedRow):
         del self.prompt_logprobs[chunk.start :]  # left by a chunk that ran out of memory
         self.prompt_logprobs += token_logprobs(logits[: len(following)], following, counts)
 
-    def has_wanted_draft(self) -> bool:
-        return self.trie.best_length >= min(self.wanted_draft_length, self.usable_draft_length)
-
     def wait_s(self, now_s: float) -> float:
-        waits = self.incomplete_since_s is not None and self.expects_drafts and self.verifies
-        return max(0.0, self.deadline_s - now_s) if waits else 0.0
-
-    def await_draft(self, now_s: float, patience_s: float) -> None:
-        """Begin to wait for the wanted draft, for at most `patience_s`."""
-        drafted = self.drafted_length
-        self.incomplete_since_s = None
-        if drafted < min(self.wanted_draft_length, self.usable_draft_length):
-            self.incomplete_since_s, self.deadline_s, self.drafted_at_plan = now_s, now_s + patience_s, drafted
+        return self.drafts.wait_s(now_s) if self.verifies else 0.0

@@ -8,8 +8,6 @@ from actors.loops.scheduler import Share
 from actors.verifier.row import TargetRow, Verification
 from engine.model.page_tables import PageTables
 
-_READ_AHEAD = 16_384  # tokens that proposers read in a turn, all together: long texts must not hold up other rows
-
 
 class TargetRows(RowTable[ServedRow]):
     """The row table of one target."""
@@ -34,14 +32,6 @@ class TargetRows(RowTable[ServedRow]):
     def writers(self) -> list[TargetRow]:
         """All rows that write a text, waiting ones included."""
         return list(self._writers.values())
-
-    def read_ahead(self) -> None:
-        """Let proposers read texts, the shortest first, whether the rows compute them or found them in the cache."""
-        rows = [row for row in self._writers.values() if row.slot >= 0]
-        texts = [(row.proposer, row.tokens) for row in rows if row.proposer is not None]
-        left = _READ_AHEAD
-        for proposer, tokens in sorted(texts, key=lambda text: len(text[1])):
-            left -= proposer.read(tokens, left)
 
     @property
     def readers(self) -> list[ServedRow]:

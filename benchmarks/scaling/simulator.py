@@ -13,7 +13,7 @@ from typing import Any
 import simpy
 
 Costs = Callable[[int, int], float]  # rows, tokens of all rows -> seconds of a turn
-_PATIENCE, _SMOOTHING, _DRIFT = 1.5, 0.1, 0.99  # as in actors/verifier/planner.py
+_PATIENCE, _SMOOTHING, _DRIFT = 1.5, 0.1, 0.99  # as in actors/verifier/policy.py
 Process = Generator[simpy.Event, Any, None]
 
 

@@ -184,7 +184,7 @@ class NgramProposers:
 
 
 class NgramProposer:
-    """Looks up drafts for one request; a `decoding.drafts.proposer.Proposer`."""
+    """Looks up drafts for one request."""
 
     name: ProposerName = "ngram"
 

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from decoding.drafts.draft import Distribution, Draft
-from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.noise import ACCEPTANCE, OWN_TOKENS, draft_stream, gumbel, noise_key, uniform
-from decoding.sampling.sampler import NO_TOKEN
+from decoding.sampling.sampler import NO_TOKEN, TokenLogprobs
 from decoding.sampling.transfer import copy_to, tensor_on
 
 Value = TypeVar("Value")

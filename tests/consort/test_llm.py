@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.verifier import planner
+from actors.verifier import policy
 from consort import (
     LLM,
     ConfigError,
@@ -64,11 +64,9 @@ def test_a_seed_names_a_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _draft_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft whether it pays on this machine or not."""
-    monkeypatch.setattr(planner.DraftPlanner, "speculates", lambda self: True)
-    monkeypatch.setattr(planner, "choose_draft_lengths", lambda rates, limits, *_, **__: list(limits))
-    monkeypatch.setattr(
-        planner, "choose_draft_tokens", lambda probabilities, _: [len(draft) for draft in probabilities]
-    )
+    monkeypatch.setattr(policy.SpeculationPolicy, "speculates", lambda self: True)
+    monkeypatch.setattr(policy, "choose_draft_lengths", lambda rates, limits, *_, **__: list(limits))
+    monkeypatch.setattr(policy, "choose_draft_tokens", lambda probabilities, _: [len(draft) for draft in probabilities])
 
 
 def test_token_ids_are_prompts_too(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from actors.loops.options import LoopOptions
 from actors.loops.row import LoadTokenizer
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from actors.verifier.planner import DraftPlanner
+from actors.verifier.policy import SpeculationPolicy
 from actors.wire.link import LocalLink
 from decoding.sampling.params import SamplingParams, Structure
 from decoding.tokenizers.draft_mapping import DraftMapping
@@ -91,7 +91,7 @@ def knowing(
 
 def _wait_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps wait for whole drafts. Those that come late, as on a busy machine, are accepted less often."""
-    monkeypatch.setattr(DraftPlanner, "_patience_s", lambda planner, draft_length: _PATIENCE_S)
+    monkeypatch.setattr(SpeculationPolicy, "_patience_s", lambda policy, draft_length: _PATIENCE_S)
 
 
 def test_another_order_of_the_tokens_costs_little(

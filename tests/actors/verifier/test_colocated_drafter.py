@@ -121,13 +121,13 @@ def test_a_step_is_delayed_by_one_chunk_of_the_drafter() -> None:
     rows = [TargetRow("c", admit, acceptance=0.5) for admit in admits]
     rows[0].slot = rows[1].slot = 0
     assert colocated.read(rows)
-    assert colocated.draft(rows[:1]) == {rows[0].key}
+    assert colocated.propose(rows[:1]) == {rows[0].key}
     long = colocated._drafter._rows.get(("target", 2))
     assert long is not None
     assert long.cached == 32
     while colocated.read(rows):
         pass
-    assert colocated.draft(rows[1:]) == {rows[1].key}
+    assert colocated.propose(rows[1:]) == {rows[1].key}
 
 
 def test_its_rows_have_the_order_of_the_targets() -> None:
@@ -190,7 +190,7 @@ def test_the_drafter_keeps_nothing_of_a_request() -> None:
         colocated = target._colocated_drafter
         assert isinstance(colocated, ColocatedDrafter)
         assert not colocated._sent_lengths
-        colocated.draft([])  # takes in what was cancelled
+        colocated.propose([])  # takes in what was cancelled
         assert drafter.cache.free == drafter.cache.slots
 
 
@@ -198,13 +198,13 @@ def test_a_row_that_is_given_back_between_its_steps_goes_on_without_drafts() -> 
     colocated = ColocatedDrafter(runner(0), lambda tokens: True)
     admit = Admit(1, [1, 2, 3], 3, SamplingParams(max_tokens=9), 4, drafter=True, admission=2)
     row = TargetRow("c", admit, acceptance=0.5)
-    colocated.draft([row])
+    colocated.propose([row])
     has_drafter = []
     for admission in (1, 2):
         colocated._drafter._mailbox.put("target", Failed(1, "its grammar", admission=admission))
-        colocated.draft([])
-        colocated.draft([])
-        has_drafter.append(row.drafter)
+        colocated.propose([])
+        colocated.propose([])
+        has_drafter.append(row.drafts.drafter)
     assert has_drafter == [True, False]
     assert not colocated._sent_lengths
 
@@ -212,8 +212,8 @@ def test_a_row_that_is_given_back_between_its_steps_goes_on_without_drafts() -> 
 def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
     colocated = ColocatedDrafter(runner(0), lambda tokens: True)
     colocated._drafter._mailbox.put("target", Failed(99, "late"))
-    colocated.draft([])
-    assert colocated.draft([]) == set()
+    colocated.propose([])
+    assert colocated.propose([]) == set()
 
 
 def test_other_endpoints_of_the_target_are_not_drafted_for() -> None:

@@ -16,7 +16,7 @@ from actors.loops.options import LoopOptions
 from actors.verifier import rows
 from actors.verifier.inbox import TargetInbox
 from actors.verifier.loop import Target
-from actors.verifier.planner import DraftPlanner
+from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.row import TargetRow
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import (
@@ -104,7 +104,7 @@ def test_rows_of_members_do_not_count_when_speculation_is_judged() -> None:
     stage = Stage()
     stage.send(Join(2, PROMPT, "leader", 4), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=3)
     assert len(stage.target._rows) == 2
-    assert stage.target._planner.active_rows == 1
+    assert stage.target._policy.active_rows == 1
 
 
 def test_a_member_forgets_what_has_left_its_leader_but_not_what_came_back_to_it() -> None:
@@ -242,7 +242,7 @@ def test_the_drafter_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
 
 
 def test_only_the_drafter_that_works_on_a_request_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DraftPlanner, "_patience_s", lambda planner, draft_length: 60.0)  # no step without a draft
+    monkeypatch.setattr(SpeculationPolicy, "_patience_s", lambda policy, draft_length: 60.0)  # no step without a draft
     stage = Stage()
     text = stage.text()
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="another"), turns=1)
@@ -263,7 +263,7 @@ def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_i
     advances = []
     for token, draft_length in enumerate([4, 0, 0, 0, 2]):
         row.commit([token], rejected=False)
-        advances.append(row.next_advance(draft_length))
+        advances.append(row.drafts.next_advance(draft_length))
     assert [advance and (advance.base, advance.tokens, advance.draft_length) for advance in advances] == [
         (4, [0], 4),
         (5, [1], 0),
@@ -275,7 +275,7 @@ def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_i
 
 def test_a_drafter_with_all_the_text_is_told_only_to_rest_or_to_go_on() -> None:
     row = TargetRow("coordinator", Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"), acceptance=0.5)
-    advances = [row.next_advance(draft_length) for draft_length in (4, 0, 0, 3, 2)]
+    advances = [row.drafts.next_advance(draft_length) for draft_length in (4, 0, 0, 3, 2)]
     assert [advance and advance.draft_length for advance in advances] == [None, 0, None, 3, None]
     assert not any(advance.tokens for advance in advances if advance is not None)
 
@@ -284,7 +284,7 @@ def test_drafters_rest_as_soon_as_plain_decoding_is_chosen(monkeypatch: pytest.M
     """The step that follows is not slowed by drafts that nobody will use."""
     stage = Stage()
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"), turns=3)
-    monkeypatch.setattr(stage.target._planner, "speculates", lambda: False)
+    monkeypatch.setattr(stage.target._policy, "speculates", lambda: False)
     stage.target._choose_mode()
     sent = [message for _, message in stage.drafter.receive(0) if isinstance(message, Advance)]
     assert [(message.tokens, message.draft_length) for message in sent] == [([], 0)]
@@ -296,7 +296,7 @@ def test_drafters_rest_as_soon_as_plain_decoding_is_chosen(monkeypatch: pytest.M
 def test_a_drafter_rests_from_the_admission_on_while_plain_decoding_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one message without text at once, one with the first token, and then none."""
     stage = Stage()
-    monkeypatch.setattr(stage.target._planner, "speculates", lambda: False)
+    monkeypatch.setattr(stage.target._policy, "speculates", lambda: False)
     stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
     stage.send(Admit(2, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"))
     assert [(len(message.tokens), message.draft_length) for message in stage.advances] == [(0, 0), (1, 0)]
@@ -308,7 +308,7 @@ def test_a_drafter_that_did_not_hear_that_it_may_rest_is_told_at_its_next_offer(
     """The update may be lost, as every message; a drafter would waste its whole lookahead."""
     stage = Stage()
     text = stage.text()
-    monkeypatch.setattr(stage.target._planner, "speculates", lambda: False)
+    monkeypatch.setattr(stage.target._policy, "speculates", lambda: False)
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"), turns=2)
     assert [advance.draft_length for advance in stage.advances][-1] == 0
     stage.send(offer(1, 4, text[4:6]), turns=1)
@@ -332,7 +332,7 @@ def test_early_drafts_that_were_drawn_at_random_are_not_kept() -> None:
     stage.send(Admit(1, PROMPT, 4, rejects, 4, drafter=True), turns=0)
     stage.target._receive()
     (row,) = stage.target._rows.writers
-    assert row.trie.best_length == 0
+    assert row.drafts.trie.best_length == 0
 
 
 def admit_again(stage: Stage, link: LocalLink, **changes: Any) -> list[Commit]:
@@ -471,7 +471,7 @@ def test_all_time_counts_while_rows_are_decoded_and_no_other(
     """Messages are read before each step and during it. Those of drafters take time that plain decoding saves."""
     stage = Stage()
     rounds_s: list[float] = []
-    monkeypatch.setattr(DraftPlanner, "note_round", lambda *given, **values: rounds_s.append(given[3]))
+    monkeypatch.setattr(SpeculationPolicy, "note_round", lambda *given, **values: rounds_s.append(given[3]))
     receive = TargetInbox.receive
 
     def receive_slowly(inbox: TargetInbox, timeout_s: float) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from actors.loops.row import ServedRow
+from actors.verifier.proposers import NgramLookup
 from actors.verifier.row import TargetRow
 from actors.verifier.rows import TargetRows
 from actors.wire.messages import Admit
@@ -117,7 +118,7 @@ def looking_up(request_id: int, length: int) -> TargetRow:
     """Return a row whose prompt goes on as it began."""
     prompt = [index % (length // 2) for index in range(length)]
     admit = Admit(request_id, prompt, length, SamplingParams(max_tokens=5), 4, drafter=False)
-    return TargetRow("c", admit, acceptance=0.5, proposer=NgramProposer())
+    return TargetRow("c", admit, acceptance=0.5, lookup=NgramProposer())
 
 
 def turns_to_draft(*rows: TargetRow) -> list[int]:
@@ -125,12 +126,12 @@ def turns_to_draft(*rows: TargetRow) -> list[int]:
     table = TargetRows(PageTables(slots=len(rows), capacity=131_072))
     for row in rows:
         table.add_writer(row)
-    turns = [0] * len(rows)
-    while not all(row.trie for row in rows):
-        table.read_ahead()
+    lookup, turns = NgramLookup(table), [0] * len(rows)
+    while not all(row.drafts.trie for row in rows):
+        lookup.read()
         for index, row in enumerate(rows):
-            turns[index] += not row.trie
-            row.propose()
+            turns[index] += not row.drafts.trie
+            row.drafts.look_up()
     return turns
 
 

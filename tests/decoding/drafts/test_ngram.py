@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from decoding.drafts import ngram
 from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import MatchCalibration, NgramOptions, NgramProposer, NgramProposers, NgramStore, TextIndex
-from decoding.drafts.proposer import Proposer
 from decoding.drafts.trie import DraftTrie
 from tests.support.properties import repeatable
 
@@ -106,7 +105,7 @@ def test_the_index_of_a_long_text_is_small() -> None:
 @given(TEXTS, st.lists(st.integers(1, 30), max_size=5), st.integers(1, 4), st.integers(1, 6))
 def test_a_draft_goes_on_as_the_text_did(text: list[int], cuts: list[int], longest: int, count: int) -> None:
     """The draft continues as if it were part of the text."""
-    proposer: Proposer = NgramProposer(longest, draft_length=count)
+    proposer = NgramProposer(longest, draft_length=count)
     for state in growing(text, cuts):
         draft = proposer.propose(state)
         length, end = naive_match(state, longest)

@@ -1,14 +1,21 @@
-"""Decides from measured times how many draft tokens a target's rows verify, and how long they wait for them."""
+"""Whether a target speculates, which proposers draft, how many tokens are verified, and how long rows wait for drafts.
+
+All of it is measured: speculative and plain decoding by the clock (`speculation_trial.py`), sets of proposers by their
+time and what each adds (`proposer_choice.py`), draft lengths by acceptance and the cost of steps.
+"""
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 
 from actors.loops.row import RowKey
-from actors.verifier.row import TargetRow
+from actors.verifier.proposer_choice import ProposerChoice
+from actors.verifier.proposers import Proposer
+from actors.verifier.row import TargetRow, Verification
 from actors.verifier.speculation_trial import SpeculationTrial
 from actors.verifier.step_cost import StepCost, measure_step_cost
-from decoding.drafts.draft import NO_DRAFT, Draft
+from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
+from decoding.drafts.verification import Verdict
 from engine.model.runner import Runner
 
 _PATIENCE = 1.5  # draft latencies that a row waits for a draft
@@ -17,16 +24,22 @@ _DRIFT = 0.99  # factor on the estimates of drafting's time per step, so that wa
 _MOST_DELAY = 3.0  # a longer delay by drafting counts as so many times the usual one
 
 
-class DraftPlanner:
-    """The planner of one target. Without new samples, each estimate drifts back to where drafts are tried again."""
+class SpeculationPolicy:
+    """The policy of one target. Without new samples, each estimate drifts back to where drafts are tried again."""
 
-    def __init__(self, runner: Runner, *, adaptive: bool, alternating: bool = False) -> None:
+    def __init__(
+        self, runner: Runner, proposers: Sequence[Proposer] = (), *, adaptive: bool, alternating: bool = False
+    ) -> None:
         """
-        adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
+        proposers: all, those of other processes too.
+        adaptive: ask the proposers that pay, for as many draft tokens as pay; otherwise all, and as the request allows.
         alternating: drafts are made between two steps, so their time adds to the step's.
         """
         self._adaptive, self._alternating = adaptive, alternating
         self._branching = runner.trees_are_exact
+        self._proposers = proposers
+        delaying = [each for each in proposers if each.token_s is not None]
+        self._choice = ProposerChoice(delaying, adaptive=adaptive)
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: expected of a new one
         self._step_cost_s = measure_step_cost(runner)
         self._round_cost_s = deepcopy(self._step_cost_s)  # of ensembles: until the last reply
@@ -51,6 +64,33 @@ class DraftPlanner:
         """The expected acceptance rate of a new row's drafts."""
         return self._acceptance.value
 
+    @property
+    def resting(self) -> Collection[ProposerName]:
+        """The proposers that did not pay in the last step that had drafts."""
+        return self._choice.resting
+
+    def follow(self, rows: Sequence[TargetRow]) -> None:
+        """Let proposers that delay no step draft for rows with new text at once."""
+        for proposer in self._proposers:
+            if proposer.token_s is None:
+                proposer.propose(rows)
+
+    def draft(self, rows: Sequence[TargetRow], *, wanted: bool) -> None:
+        """Let the proposers that delay the step, as far as they pay, put drafts into the rows' tries.
+
+        wanted: whether drafts are wanted at all; if not, none is asked.
+
+        Raises:
+            OutOfPagesError: as in `Runner.logits`.
+        """
+        if not wanted:
+            self._choice.skip()
+            return
+        trying = self._adaptive and self.trial.is_trying
+        token_s = self._choice.propose(rows, self._cost_s(rows)(len(rows)), trying=trying)
+        if token_s:
+            self.note_drafting(token_s)
+
     def choose_drafts(
         self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0, drafting_s: float = 0.0
     ) -> list[Draft]:
@@ -59,23 +99,19 @@ class DraftPlanner:
         others: tokens of other rows in the same forward. drafting_s: seconds that drafting has taken.
         """
         if self.speculates():
-            drafts = [row.best_draft(branching=self._branching) for row in rows]
+            drafts = [row.drafts.best(branching=self._branching) for row in rows]
         else:
             drafts = [NO_DRAFT] * len(rows)
         for row, draft in zip(rows, drafts, strict=True):
-            if row.incomplete_since_s is not None:  # the wanted draft did not come in time
+            if row.drafts.incomplete_since_s is not None:  # the wanted draft did not come in time
                 self._note_latency(row, now_s)
-            row.expects_drafts &= bool(draft.tokens)  # a late drafter is not waited for until its next offer
+            row.drafts.expected &= bool(draft.tokens)  # a late drafter is not waited for until its next offer
         probabilities = [draft.probabilities for draft in drafts]
         if not self._adaptive or not any(probabilities):
             return drafts
         cost_s = self._cost_s(rows)
         counts = choose_draft_tokens(probabilities, lambda tokens: drafting_s + cost_s(tokens + others))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
-
-    def plain_step_s(self, rows: Sequence[TargetRow]) -> float:
-        """Return the expected seconds of a step of these rows without drafts."""
-        return self._cost_s(rows)(len(rows))
 
     def speculates(self) -> bool:
         """Whether the rows are to use drafts now."""
@@ -86,7 +122,7 @@ class DraftPlanner:
 
         Rows that just committed begin to wait for it, for at most the time of a step.
         """
-        limits = [row.usable_draft_length if row.speculates else 0 for row in rows]
+        limits = [row.drafts.usable_length if row.drafts.wanted else 0 for row in rows]
         useful = wanted = in_step = self._lengths(rows, limits)
         if self._latency_token_s:
             wanted = self._lengths(rows, limits, latency_s=self._latency_token_s)
@@ -96,19 +132,24 @@ class DraftPlanner:
             if self.speculates():
                 self._drafting_token_s *= _DRIFT
         for row, *lengths in zip(rows, wanted, useful, in_step, strict=True):
-            row.wanted_draft_length, row.useful_draft_length, row.in_step_draft_length = lengths
-            if not row.expects_drafts or self._alternating:
+            row.drafts.wanted_length, row.drafts.useful_length, row.drafts.in_step_length = lengths
+            if not row.drafts.expected or self._alternating:
                 continue
             if row.key in committed:
-                row.await_draft(now_s, self._patience_s(row.wanted_draft_length))
-            elif row.incomplete_since_s is not None and row.has_wanted_draft():
-                row.deadline_s = now_s
+                row.drafts.wait(now_s, self._patience_s(row.drafts.wanted_length))
+            elif row.drafts.incomplete_since_s is not None and row.drafts.is_complete:
+                row.drafts.deadline_s = now_s
 
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
         """Learn from the verdict on a row's draft."""
-        row.acceptance.note(drafted=drafted, accepted=accepted)
-        row.trie.default_probability = row.acceptance.value
+        row.drafts.note_verdict(drafted=drafted, accepted=accepted)
         self._acceptance.note(drafted=drafted, accepted=accepted)
+
+    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
+        """Learn from a step that was committed, what proposers add and what they should."""
+        self._choice.learn(verifications, verdicts)
+        for proposer in self._proposers:
+            proposer.learn(verifications, verdicts)
 
     def note_step(self, tokens: int, seconds: float) -> None:
         """Learn from the time of a step over so many tokens, without chunks of prompts."""
@@ -149,8 +190,8 @@ class DraftPlanner:
         with_prompts = len(rows) + prompt_tokens
         added_s = self._prefill_cost_s(with_prompts) - self._prefill_cost_s(len(rows))
         self._prefill_work_s += max(0.0, added_s)  # a delay of the machine may make fewer tokens look dearer
-        if self._adaptive and is_typical and committed and any(row.speculates for row in rows):
-            missed = sum([row.missed_tokens for row in rows]) if self.trial.is_resting else 0
+        if self._adaptive and is_typical and committed and any(row.drafts.wanted for row in rows):
+            missed = sum([row.drafts.missed_tokens for row in rows]) if self.trial.is_resting else 0
             self.trial.note(
                 self.active_rows,
                 committed,
@@ -176,16 +217,16 @@ class DraftPlanner:
         self._offered = True
         if not fits:
             return
-        row.expects_drafts = row.drafter and row.draft_length > 0
-        if row.incomplete_since_s is not None and row.has_wanted_draft():
+        row.drafts.expected = row.drafts.drafter and row.draft_length > 0
+        if row.drafts.incomplete_since_s is not None and row.drafts.is_complete:
             self._note_latency(row, now_s)
 
     def _note_latency(self, row: TargetRow, now_s: float) -> None:
         """Learn the latency per draft token. A row that got none while it waited counts as half a token."""
-        assert row.incomplete_since_s is not None
-        tokens = max(row.drafted_length - row.drafted_at_plan, 0.5)
-        self._latency_token_s = _smooth(self._latency_token_s, (now_s - row.incomplete_since_s) / tokens)
-        row.incomplete_since_s = None
+        assert row.drafts.incomplete_since_s is not None
+        tokens = max(row.drafts.length - row.drafts.length_at_plan, 0.5)
+        self._latency_token_s = _smooth(self._latency_token_s, (now_s - row.drafts.incomplete_since_s) / tokens)
+        row.drafts.incomplete_since_s = None
 
     def _lengths(
         self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float = 0.0, alternating: bool = False
@@ -194,7 +235,7 @@ class DraftPlanner:
             return limits
         if not self.speculates():
             return [0] * len(rows)
-        rates = [row.acceptance.value for row in rows]
+        rates = [row.drafts.acceptance.value for row in rows]
         return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=alternating)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:

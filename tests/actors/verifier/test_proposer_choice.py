@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from actors.loops.row import RowKey
-from actors.verifier import step_proposers
+from actors.loops.row import Row, RowKey
+from actors.verifier import proposer_choice
+from actors.verifier.proposer_choice import ProposerChoice
 from actors.verifier.row import Verification
-from actors.verifier.step_proposers import StepProposers
 from decoding.drafts.draft import ProposerName, Proposers
 from decoding.drafts.verification import Verdict
 
@@ -25,26 +25,32 @@ class Simulated:
 
     def __init__(self, name: ProposerName, rate: float, seconds: float, *, rests_alone: bool = True) -> None:
         self.name, self.rate, self.seconds, self.rests_alone = name, rate, seconds, rests_alone
-        self.token_s = seconds / LENGTH
+        self.token_s: float | None = seconds / LENGTH
         self.log: list[Simulated] = []  # shared by all, in the order in which they are asked
 
     def drafts_for(self, row: Any) -> bool:
         return True
 
-    def draft(self, rows: Sequence[Any]) -> set[RowKey]:
+    def propose(self, rows: Sequence[Any]) -> set[RowKey]:
         self.log.append(self)
         CLOCK[0] += self.seconds
         return {row.key for row in rows}
 
+    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
+        raise NotImplementedError
+
+    def remove(self, row: Row) -> None:
+        raise NotImplementedError
+
 
 @pytest.fixture(autouse=True)
 def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_proposers, "time", SimpleNamespace(perf_counter=lambda: CLOCK[0]))
+    monkeypatch.setattr(proposer_choice, "time", SimpleNamespace(perf_counter=lambda: CLOCK[0]))
 
 
 def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool, seed: int = 0) -> float:
     """Return tokens per second. overlap: how often two proposers are right about the same tokens."""
-    chosen, rng = StepProposers(proposers, lambda token_s: None, adaptive=adaptive), random.Random(seed)
+    chosen, rng = ProposerChoice(proposers, adaptive=adaptive), random.Random(seed)
     rows: Any = [SimpleNamespace(key=("c", 1))]
     asked: list[Simulated] = []
     for each in proposers:
@@ -52,7 +58,7 @@ def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool, see
     tokens = seconds = 0.0
     for _ in range(STEPS):
         asked.clear()
-        chosen.draft(rows, STEP_S)
+        chosen.propose(rows, STEP_S)
         path: list[Proposers] = []
         for _ in range(LENGTH):
             shared = rng.random()
@@ -103,25 +109,25 @@ def test_a_proposer_that_does_not_rest_alone_is_always_asked_if_it_is_the_only_o
 def test_a_proposer_that_still_reads_a_prompt_is_not_judged() -> None:
     """Otherwise it would rest before its first draft."""
     heads, drafter = Simulated("eagle3", 0.5, 0.004), Simulated("drafter", 0.5, 0.004)
-    drafter.draft = lambda rows: set()  # type: ignore[method-assign]
-    chosen = StepProposers([drafter, heads], lambda token_s: None, adaptive=True)
+    drafter.propose = lambda rows: set()  # type: ignore[method-assign]
+    chosen = ProposerChoice([drafter, heads], adaptive=True)
     row: Any = SimpleNamespace(key=("c", 1))
     verification: Any = Verification(row, SimpleNamespace(proposers=[("eagle3",)]), range(0), None)  # type: ignore[arg-type]
     for _ in range(100):
-        chosen.draft([row], STEP_S)
+        chosen.propose([row], STEP_S)
         chosen.learn([verification], [Verdict([0], 0, rejected=False)])
-    del drafter.draft
-    chosen.draft([row], STEP_S)
+    del drafter.propose
+    chosen.propose([row], STEP_S)
     assert drafter.log == [drafter]
 
 
 def test_rows_that_had_no_draft_do_not_count_against_a_proposer() -> None:
     """Prompts that end in a step commit a token each, and no proposer could have drafted for them."""
     heads = Simulated("eagle3", 1.0, 0.01)
-    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
+    chosen = ProposerChoice([heads], adaptive=True)
     row, ending = (SimpleNamespace(key=("c", number)) for number in (1, 2))
     for _ in range(200):
-        chosen.draft([row], STEP_S)  # type: ignore[list-item]
+        chosen.propose([row], STEP_S)  # type: ignore[list-item]
         drafted: Any = Verification(row, SimpleNamespace(proposers=[("eagle3",)]), range(0), None)  # type: ignore[arg-type]
         others: Any = [Verification(ending, SimpleNamespace(proposers=[]), range(0), None)] * 32  # type: ignore[arg-type]
         verdicts = [Verdict([0], 0, rejected=False), *[Verdict([], 0, rejected=False)] * 32]
@@ -133,34 +139,30 @@ def test_one_row_with_drafts_does_not_delay_many_without() -> None:
     """What a call costs, all rows of the step pay."""
     heads = Simulated("eagle3", 1.0, 0.3 * STEP_S)
     heads.drafts_for = lambda row: row.key == ("c", 0)  # type: ignore[method-assign]
-    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
+    chosen = ProposerChoice([heads], adaptive=True)
     rows: Any = [SimpleNamespace(key=("c", number)) for number in range(16)]
     for _ in range(200):
-        chosen.draft(rows, STEP_S)
+        chosen.propose(rows, STEP_S)
         drafts: Any = [SimpleNamespace(proposers=[("eagle3",)]), *[SimpleNamespace(proposers=[])] * 15]
         verdicts = [Verdict([0], 0, rejected=False), *[Verdict([], 0, rejected=False)] * 15]
         chosen.learn([Verification(*pair, range(0), None) for pair in zip(rows, drafts, strict=True)], verdicts)
     assert len(heads.log) < 50
 
 
-def test_the_time_of_draft_tokens_is_noted_once_all_that_are_asked_have_warmed_up() -> None:
+def test_the_time_of_draft_tokens_is_known_once_all_that_are_asked_have_warmed_up() -> None:
     heads, drafter = Simulated("eagle3", 0.5, 0.004), Simulated("drafter", 0.5, 0.008)
-    noted: list[float] = []
-    chosen = StepProposers([drafter, heads], noted.append, adaptive=False)
+    chosen = ProposerChoice([drafter, heads], adaptive=False)
     row: Any = SimpleNamespace(key=("c", 1))
-    chosen.draft([row], STEP_S)
-    assert not noted
-    chosen.draft([row], STEP_S)
-    assert noted == [pytest.approx(0.012 / LENGTH)]
-    drafter.draft = lambda rows: set()  # type: ignore[method-assign]
-    chosen.draft([row], STEP_S)
-    assert len(noted) == 1
+    assert chosen.propose([row], STEP_S) == 0.0
+    assert chosen.propose([row], STEP_S) == pytest.approx(0.012 / LENGTH)
+    drafter.propose = lambda rows: set()  # type: ignore[method-assign]
+    assert chosen.propose([row], STEP_S) == 0.0
 
 
-def rests(chosen: StepProposers, heads: Simulated, rows: Any) -> bool:
+def rests(chosen: ProposerChoice, heads: Simulated, rows: Any) -> bool:
     """Take a step in which all drafts are wrong. Returns whether the heads were not asked."""
     asked = len(heads.log)
-    chosen.draft(rows, STEP_S)
+    chosen.propose(rows, STEP_S)
     verifications: Any = [Verification(row, SimpleNamespace(proposers=[]), range(0), None) for row in rows]  # type: ignore[arg-type]
     chosen.learn(verifications, [Verdict([], 0, rejected=True)] * len(rows))
     return len(heads.log) == asked
@@ -168,7 +170,7 @@ def rests(chosen: StepProposers, heads: Simulated, rows: Any) -> bool:
 
 def test_what_rests_in_large_batches_is_asked_in_small_ones() -> None:
     heads = Simulated("eagle3", 0.0, 0.04)
-    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
+    chosen = ProposerChoice([heads], adaptive=True)
     alone, many = ([SimpleNamespace(key=("c", index)) for index in range(count)] for count in (1, 64))
     for _ in range(600):
         rests(chosen, heads, many)
@@ -176,13 +178,23 @@ def test_what_rests_in_large_batches_is_asked_in_small_ones() -> None:
     assert not rests(chosen, heads, alone)
 
 
-def test_a_rest_ends_while_plain_decoding_is_in_use() -> None:
-    """Else steps without drafts would be compared with those of the others only, for as long as they are better."""
+def test_a_trial_of_speculation_is_one_of_drafts() -> None:
+    """Else plain decoding would be compared with plain decoding."""
     heads = Simulated("eagle3", 0.0, 0.04)
-    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
+    chosen = ProposerChoice([heads], adaptive=True)
     rows: Any = [SimpleNamespace(key=("c", 1))]
     while not rests(chosen, heads, rows):
         pass
-    for _ in range(128):
-        chosen.skip(rows)
-    assert not rests(chosen, heads, rows)
+    chosen.skip()
+    chosen.propose(rows, STEP_S)
+    asked = len(heads.log)
+    chosen.propose(rows, STEP_S, trying=True)
+    assert len(heads.log) == asked + 1
+
+
+def test_what_did_not_pay_is_tried_again() -> None:
+    heads = Simulated("eagle3", 0.0, 0.04)
+    chosen = ProposerChoice([heads], adaptive=True)
+    rows: Any = [SimpleNamespace(key=("c", 1))]
+    rested = [rests(chosen, heads, rows) for _ in range(6000)]
+    assert 0 < rested[3000:].count(False) < 0.03 * 3000
