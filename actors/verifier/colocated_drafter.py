@@ -13,21 +13,20 @@ from msgspec import structs
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.row import Row, RowKey
-from actors.verifier.row import TargetRow, Verification
+from actors.verifier.proposers import Proposer
+from actors.verifier.rows import TargetRow
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat, ReplicaAddress
 from decoding.drafts.draft import ProposerName
-from decoding.drafts.verification import Verdict
 from engine.model.runner import Runner
 
 _TARGET, _DRAFTER = "target", "drafter"
 
 
-class ColocatedDrafter:
+class ColocatedDrafter(Proposer):
     """The drafter of one target replica."""
 
     name: ProposerName = "drafter"
-    rests_alone = False
 
     def __init__(
         self, runner: Runner, has_tokens: Callable[[Sequence[int]], bool], options: LoopOptions = LoopOptions()
@@ -38,7 +37,7 @@ class ColocatedDrafter:
         options: the target's; its only draft mapping, if any, is for that target.
         """
         self._has_tokens = has_tokens
-        self.token_s: float | None = 0.0
+        self.token_s = 0.0
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
         self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
@@ -87,9 +86,6 @@ class ColocatedDrafter:
         spent = self._drafter.times - before
         self.token_s = spent.step_s / spent.steps if spent.steps else 0.0
         return offered
-
-    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """It learns the verdict from the next text."""
 
     def remove(self, row: Row) -> None:
         """Let the drafter forget the row."""

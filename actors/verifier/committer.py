@@ -9,8 +9,7 @@ from actors.loops.mailbox import Mailbox
 from actors.loops.row import ServedRow
 from actors.verifier.inbox import TargetInbox
 from actors.verifier.policy import SpeculationPolicy
-from actors.verifier.row import TargetRow, Verification
-from actors.verifier.rows import TargetRows
+from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.messages import Commit, PromptAttention, Token, TokenSource
 from decoding.drafts.draft import Draft
 from decoding.drafts.verification import Verdict

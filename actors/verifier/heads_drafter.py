@@ -10,10 +10,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from actors.loops.row import Row, RowKey
-from actors.verifier.row import TargetRow, Verification
-from actors.verifier.rows import TargetRows
+from actors.verifier.proposers import Proposer
+from actors.verifier.rows import TargetRow, TargetRows, Verification
 from decoding.drafts.choices import RANKS, Candidates, DraftChoice, RankCalibration, best_tree, tree_of
-from decoding.drafts.draft import ProposerName
 from decoding.drafts.verification import Verdict
 from engine.heads.proposer import DraftStart, HeadProposer, Reading
 from engine.model.ragged_batch import RowInput
@@ -36,15 +35,15 @@ class _Guess(NamedTuple):
     choices: Sequence[DraftChoice]
 
 
-class HeadsDrafter:
+class HeadsDrafter(Proposer):
     """The heads of one target replica."""
 
     rests_alone = True
 
     def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows) -> None:
         self._heads, self._runner, self._rows = heads, runner, rows
-        self.name: ProposerName = heads.kind
-        self.token_s: float | None = 0.0
+        self.name = heads.kind
+        self.token_s = 0.0
         ranks = RANKS if heads.tree is None else 1 + max((rank for path in heads.tree for rank in path), default=0)
         self._ranks = min(max(ranks, RANKS), runner.vocab_size)
         self._calibrations: defaultdict[tuple[bool, int], RankCalibration] = defaultdict(

@@ -15,8 +15,7 @@ from actors.verifier.beams import BeamRow
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.proposers import AttachedDrafters, NgramLookup
-from actors.verifier.row import TargetRow
-from actors.verifier.rows import TargetRows
+from actors.verifier.rows import TargetRow, TargetRows
 from actors.wire.messages import (
     Admit,
     AttachDrafter,

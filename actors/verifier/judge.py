@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from actors.verifier.row import TargetRow, Verification
+from actors.verifier.rows import TargetRow, Verification
 from decoding.drafts.verification import RejectionRow, Verdict, accepted_path, verify_by_rejection
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions

@@ -10,7 +10,7 @@ import torch
 
 from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row import Row
-from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRow
 from actors.wire.link import ConnectingLink
 from actors.wire.logits_codec import LogitsTransport, SharedLogits, offer, unpack
 from actors.wire.messages import (

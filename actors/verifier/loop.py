@@ -27,8 +27,7 @@ from actors.verifier.judge import judge
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.proposers import AttachedDrafters, NgramLookup, Proposer
-from actors.verifier.row import TargetRow, Verification
-from actors.verifier.rows import TargetRows
+from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.drafts.verification import Verdict

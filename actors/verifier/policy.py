@@ -10,7 +10,7 @@ from copy import deepcopy
 from actors.loops.row import RowKey
 from actors.verifier.proposer_choice import ProposerChoice
 from actors.verifier.proposers import Proposer
-from actors.verifier.row import TargetRow, Verification
+from actors.verifier.rows import TargetRow, Verification
 from actors.verifier.speculation_trial import SpeculationTrial
 from actors.verifier.step_cost import StepCost, measure_step_cost
 from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName

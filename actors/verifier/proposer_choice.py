@@ -13,7 +13,7 @@ from itertools import combinations
 
 from actors.loops.row import RowKey
 from actors.verifier.proposers import Proposer
-from actors.verifier.row import TargetRow, Verification
+from actors.verifier.rows import TargetRow, Verification
 from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.verification import Verdict
 

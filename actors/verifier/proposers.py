@@ -5,12 +5,10 @@ Two more draft on the target's device before a step: a colocated drafter (`coloc
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from actors.loops.mailbox import Mailbox
 from actors.loops.row import Row, RowKey, ServedRow
-from actors.verifier.row import TargetRow, Verification
-from actors.verifier.rows import TargetRows
+from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.messages import Admit
 from decoding.drafts.draft import ProposerName
 from decoding.drafts.ngram import NgramProposer, NgramProposers
@@ -19,16 +17,16 @@ from decoding.drafts.verification import Verdict
 _READ_AHEAD = 16_384  # tokens that look-up reads in a turn, all rows together: long texts must not hold up other rows
 
 
-class Proposer(Protocol):
+class Proposer:
     """Makes drafts for the rows of one target. It does not know when it is asked, or what else drafts."""
 
     name: ProposerName
-    token_s: float | None  # by which a draft token of all rows delayed the last step, in seconds; None: it delays none
-    rests_alone: bool  # whether it may rest when nothing else delays the step; if not, its draft lengths fall to 0
+    token_s: float | None = None  # by which a draft token of all rows delayed the last step; None: it delays no step
+    rests_alone = False  # whether it may rest when nothing else delays the step; if not, its draft lengths fall to 0
 
     def drafts_for(self, row: TargetRow) -> bool:
         """Whether it drafts for this row at all."""
-        ...
+        raise NotImplementedError
 
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
         """Make drafts of what follows the rows' texts. Returns the rows whose tries have them already.
@@ -36,23 +34,19 @@ class Proposer(Protocol):
         Raises:
             OutOfPagesError: as in `Runner.logits`.
         """
-        ...
+        raise NotImplementedError
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
         """Learn from a step that was committed, whether this proposer was asked or not."""
-        ...
 
     def remove(self, row: Row) -> None:
         """Forget a row."""
-        ...
 
 
-class AttachedDrafters:
+class AttachedDrafters(Proposer):
     """Drafters in other processes. Their drafts come as `Offer`s."""
 
     name: ProposerName = "drafter"
-    token_s: float | None = None
-    rests_alone = False
 
     def __init__(self, rows: TargetRows, mailbox: Mailbox[ServedRow]) -> None:
         self._rows, self._mailbox = rows, mailbox
@@ -74,19 +68,11 @@ class AttachedDrafters:
         if row.attached_drafter is not None and not self._rows.drafting:
             self._mailbox.put(row.attached_drafter, row.drafts.rest())
 
-    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """They learn the verdict from the next text."""
 
-    def remove(self, row: Row) -> None:
-        """Coordinators tell them."""
-
-
-class NgramLookup:
+class NgramLookup(Proposer):
     """N-gram look-up in the rows' own texts and in earlier answers."""
 
     name: ProposerName = "ngram"
-    token_s: float | None = None
-    rests_alone = False
 
     def __init__(self, rows: TargetRows) -> None:
         self._rows, self._lookups = rows, NgramProposers()
@@ -115,9 +101,3 @@ class NgramLookup:
         left = _READ_AHEAD
         for lookup, tokens in sorted(texts, key=lambda text: len(text[1])):
             left -= lookup.read(tokens, left)
-
-    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """Look-ups learn when they read the new text."""
-
-    def remove(self, row: Row) -> None:
-        """A look-up goes with its row."""

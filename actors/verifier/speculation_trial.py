@@ -14,19 +14,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_MIN_SETTLING_STEPS, _MAX_SETTLING_STEPS = 3, 12  # until drafters have caught up, or rest
-_TRIAL_STEPS = 6  # a settled window tells a speed after so many steps …
-_TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is random
-_MIN_STEPS, _MIN_TOKENS, _CLEARLY_SLOWER = 3, 24, 0.85  # below this speed ratio, fewer steps and tokens suffice
+_SETTLING_STEPS = 3  # at least, until drafters have caught up, or rest; at most four times as many
+_TRIAL_STEPS = 2 * _SETTLING_STEPS  # a settled window tells a speed after so many steps …
+_TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is random …
+_CLEARLY_SLOWER = 0.85  # … or after half as many of both below this speed ratio
 _BUDGET = 0.01  # the share of the time that trials of the slower mode may lose
 _TRIED_AT_ONCE = 1  # powers of two: so few rows begin with drafts however slow a step is, since they leave it idle time
 _FIRST_S = 0.2  # what the first trial of a size may lose before it is earned: 0.7 % of the first half minute
 _DRAFTING = 1.2  # factor on the cost of a step that verifies drafts, since making them takes time, too
 _MAX_CREDIT_S, _MAX_CREDIT = 2.0, 4.0  # the most that is kept: seconds, and first trials
-_UNKNOWN_LOSS_STEPS = _MIN_SETTLING_STEPS + _MIN_STEPS  # plain steps that a first trial is expected to lose
-_PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off …
-_AFTER_BREAK_OFF = 1.5  # … and factor on that loss: the next trial may lose more
-_MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the length of the last trial
+_PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off; the next one may lose so much more
+_MIN_PAUSE = 4.0  # between trials: times the length of the last one
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _CHANGED = 0.95  # of the speed with drafts in the last trial: below that, or the plain speed, no long pause is made
@@ -38,7 +36,7 @@ _CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what dra
 _SMOOTHING = 0.6  # weight of the newest trial
 _FADING = 0.95  # factor per step on what was measured before, so that it is as recent as a trial
 _INHERITED = 1  # powers of two between sizes of which the smaller's gain says something about the larger's
-_SHORT_VISIT_STEPS = 4 * (_MIN_SETTLING_STEPS + _TRIAL_STEPS)  # with batches of one size: too few for a trial
+_SHORT_VISIT_STEPS = 4 * (_SETTLING_STEPS + _TRIAL_STEPS)  # with batches of one size: too few for a trial
 _SIZE_TOLERANCE = 0.75  # in powers of two: batches this near count as of one size, so that sizes don't alternate
 
 
@@ -72,8 +70,8 @@ class _Window:
         self.total_work_s += work_s
         if not self.settled:
             drafters_follow = drafted if self.speculating else not offered
-            late = self.steps >= _MAX_SETTLING_STEPS and self.total_s >= self.catch_up_s
-            self.settled = late or (drafters_follow and self.steps >= _MIN_SETTLING_STEPS)
+            late = self.steps >= 4 * _SETTLING_STEPS and self.total_s >= self.catch_up_s
+            self.settled = late or (drafters_follow and self.steps >= _SETTLING_STEPS)
             self.steps *= not self.settled
             return
         fading = 1.0 if self.trying else _FADING
@@ -91,7 +89,8 @@ class _Window:
         if not self.settled or self.work_s == 0:
             return False
         steps, tokens = (self.drafted_steps, self.tokens) if self.speculating else (self.steps, _TRIAL_TOKENS)
-        if steps >= _MIN_STEPS and tokens >= _MIN_TOKENS and self.speed < _CLEARLY_SLOWER * other_speed:
+        shows_half = 2 * steps >= _TRIAL_STEPS and 2 * tokens >= _TRIAL_TOKENS
+        if shows_half and self.speed < _CLEARLY_SLOWER * other_speed:
             return True
         return self.steps >= _TRIAL_STEPS and tokens >= _TRIAL_TOKENS
 
@@ -271,7 +270,7 @@ class SpeculationTrial:
 
     @property
     def _unknown_loss_s(self) -> float:
-        return _UNKNOWN_LOSS_STEPS * self._expected_step_s(2 ** max(self._size, 0))
+        return _TRIAL_STEPS * self._expected_step_s(2 ** max(self._size, 0))
 
     @property
     def _may_lose_s(self) -> float:
@@ -291,14 +290,14 @@ class SpeculationTrial:
         if not trial.settled:
             self._learn_catch_up(trial)
         self._charge(trial.speculating, min(trial.loss_s(1.0 if before is None else before.speed), most_s))
-        evidence.loss_s[trial.speculating] *= _AFTER_BREAK_OFF
+        evidence.loss_s[trial.speculating] *= _PATIENCE
         if before is not None and not trial.speculating and not evidence.trials:  # else it would seem to gain nothing
             evidence.log_gain = math.log(before.speed * trial.total_s / trial.total_work_s)
         self._begin_pause(trial)
         self._open(not trial.speculating, trying=False)
 
     def _begin_pause(self, trial: _Window) -> None:
-        self._since_trial_s, self._min_pause_s = 0.0, max(_MIN_PAUSE_S, _MIN_PAUSE * trial.total_s)
+        self._since_trial_s, self._min_pause_s = 0.0, _MIN_PAUSE * trial.total_s
 
     def _close_trial(self, before: _Window) -> None:
         """Learn from the trial, and go on with the faster mode. before: the window before the trial."""

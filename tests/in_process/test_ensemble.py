@@ -19,7 +19,7 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.verifier.inbox import TargetInbox
 from actors.verifier.loop import Target
-from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRow
 from actors.wire.link import LocalLink
 from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Message
 from decoding.blending.blend import blend

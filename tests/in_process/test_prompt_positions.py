@@ -15,7 +15,7 @@ from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRow
 from actors.wire.messages import Admit
 from decoding.drafts.ngram import NgramOptions
 from decoding.prompt_positions import PromptPositions

@@ -13,7 +13,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.verifier.colocated_drafter import ColocatedDrafter
 from actors.verifier.loop import Target
-from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRow
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Ensemble, Failed, Member, ReplicaAddress
 from decoding.blending.params import EnsembleOptions

@@ -17,7 +17,7 @@ from actors.verifier import rows
 from actors.verifier.inbox import TargetInbox
 from actors.verifier.loop import Target
 from actors.verifier.policy import SpeculationPolicy
-from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRow
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import (
     Admit,

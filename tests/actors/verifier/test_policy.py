@@ -7,7 +7,7 @@ import pytest
 
 from actors.ensemble.rounds import EnsembleRounds
 from actors.verifier.policy import SpeculationPolicy
-from actors.verifier.row import TargetRow
+from actors.verifier.rows import TargetRow
 from actors.verifier.step_cost import StepCost
 from actors.wire.messages import Admit, Ensemble
 from decoding.blending.params import EnsembleOptions

@@ -10,7 +10,7 @@ import pytest
 from actors.loops.row import Row, RowKey
 from actors.verifier import proposer_choice
 from actors.verifier.proposer_choice import ProposerChoice
-from actors.verifier.row import Verification
+from actors.verifier.rows import Verification
 from decoding.drafts.draft import ProposerName, Proposers
 from decoding.drafts.verification import Verdict
 

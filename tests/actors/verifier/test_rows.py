@@ -6,8 +6,7 @@ import pytest
 
 from actors.loops.row import ServedRow
 from actors.verifier.proposers import NgramLookup
-from actors.verifier.row import TargetRow
-from actors.verifier.rows import TargetRows
+from actors.verifier.rows import TargetRow, TargetRows
 from actors.wire.messages import Admit
 from decoding.drafts.ngram import NgramProposer
 from decoding.sampling.params import SamplingParams
