@@ -38,6 +38,7 @@ class SpeculationPolicy:
         self._adaptive, self._alternating = adaptive, alternating
         self._branching = runner.trees_are_exact
         self._proposers = proposers
+        self._following = [each for each in proposers if each.token_s is None]  # they delay no step
         delaying = [each for each in proposers if each.token_s is not None]
         self._choice = ProposerChoice(delaying, adaptive=adaptive)
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: expected of a new one
@@ -71,9 +72,8 @@ class SpeculationPolicy:
 
     def follow(self, rows: Sequence[TargetRow]) -> None:
         """Let proposers that delay no step draft for rows with new text at once."""
-        for proposer in self._proposers:
-            if proposer.token_s is None:
-                proposer.propose(rows)
+        for proposer in self._following:
+            proposer.propose(rows)
 
     def draft(self, rows: Sequence[TargetRow], *, wanted: bool) -> None:
         """Let the proposers that delay the step, as far as they pay, put drafts into the rows' tries.
@@ -86,7 +86,8 @@ class SpeculationPolicy:
         if not wanted:
             self._choice.skip()
             return
-        trying = self._adaptive and self.trial.is_trying
+        others_draft = any(each.drafts_for(row) for each in self._following for row in rows)
+        trying = self._adaptive and self.trial.is_trying and not others_draft
         token_s = self._choice.propose(rows, self._cost_s(rows)(len(rows)), trying=trying)
         if token_s:
             self.note_drafting(token_s)

@@ -45,7 +45,7 @@ class ProposerChoice:
         """Let those that pay put drafts into the rows' tries.
 
         step_s: the expected seconds of a step without drafts.
-        trying: speculation is compared with plain decoding, so one must be asked.
+        trying: speculation is compared with plain decoding, and nothing else drafts, so one must be asked.
 
         Returns:
             The seconds by which a draft token of all rows delayed the step; 0 if unknown.
