@@ -89,6 +89,7 @@ class TargetInbox:
             case AttachDrafter(request_id, drafter):
                 row = self._rows.writer((peer, request_id))
                 if row is not None:
+                    row.attached_drafter = drafter
                     row.drafts.attach(drafter)
                     self._drafters.rest(row)
             case LeaderLost(request_id, leader, admission):

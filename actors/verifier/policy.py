@@ -100,7 +100,7 @@ class SpeculationPolicy:
         others: tokens of other rows in the same forward. drafting_s: seconds that drafting has taken.
         """
         if self.speculates():
-            drafts = [row.drafts.best(branching=self._branching) for row in rows]
+            drafts = [row.drafts.best(row.structure, branching=self._branching) for row in rows]
         else:
             drafts = [NO_DRAFT] * len(rows)
         for row, draft in zip(rows, drafts, strict=True):

@@ -57,9 +57,11 @@ class AttachedDrafters(Proposer):
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
         """Send the rows' new text to their drafters. While drafts are not wanted, it tells them to rest."""
         for row in rows:
+            if row.attached_drafter is None:
+                continue
             # The useful draft length is that of the step before, which is recent enough for the drafter.
             advance = row.drafts.next_advance(row.drafts.useful_length if self._rows.drafting else 0)
-            if advance is not None and row.attached_drafter is not None:
+            if advance is not None:
                 self._mailbox.put(row.attached_drafter, advance)
         return set()
 

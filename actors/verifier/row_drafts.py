@@ -1,37 +1,41 @@
 """What speculation needs of one row: its trie of drafts, who drafts for it, how much, and how long the row waits."""
 
-from actors.loops.row import Row
+from actors.loops.row import RowKey
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.length import AcceptanceEstimate
 from decoding.drafts.ngram import NgramProposer
 from decoding.drafts.trie import DraftTrie
+from decoding.grammars.structure import StructureState
 
 
 class RowDrafts:
     """The drafts of a row that writes a text. Nothing here can change the text."""
 
-    def __init__(self, row: Row, admit: Admit, *, acceptance: float, lookup: NgramProposer | None = None) -> None:
+    def __init__(
+        self, key: RowKey, tokens: list[int], admit: Admit, *, acceptance: float, lookup: NgramProposer | None
+    ) -> None:
         """
+        tokens: the row's text, shared with it.
         acceptance: the expected acceptance rate.
         lookup: drafts by n-gram look-up, if it is wanted.
         """
-        self._row = row
-        self._rejects = row.params.rejects
-        self.trie = DraftTrie(row.tokens, rejects=self._rejects)
+        self._key, self._tokens, self._admission = key, tokens, admit.admission
+        self._draft_length, self._rejects = admit.draft_length, admit.params.rejects
+        self.trie = DraftTrie(tokens, rejects=self._rejects)
         self.acceptance = AcceptanceEstimate(expected=acceptance)
         self.trie.default_probability = self.acceptance.value
         self.lookup = lookup
         self.drafter = admit.drafter  # whether a drafter works on the request
-        self.heads = admit.heads and row.draft_length > 0  # whether heads of the target draft for it
-        self._acknowledged_length = len(row.tokens)  # of the text that the attached drafter has
+        self.heads = admit.heads and admit.draft_length > 0  # whether heads of the target draft for it
+        self._acknowledged_length = len(tokens)  # of the text that the attached drafter has
         self._read_length = 0  # of the text that a drafter has read, as its offers tell
         self._drafter_rests = False
-        self.usable_length = row.draft_length  # the most draft tokens that a step can use
-        self.wanted_length = row.draft_length  # worth waiting for
-        self.useful_length = row.draft_length  # worth verifying without a wait
-        self.in_step_length = row.draft_length  # worth the time by which drafting delays the step
-        self.expected = self.drafter and row.draft_length > 0  # whether to wait for drafts
+        self.usable_length = admit.draft_length  # the most draft tokens that a step can use
+        self.wanted_length = admit.draft_length  # worth waiting for
+        self.useful_length = admit.draft_length  # worth verifying without a wait
+        self.in_step_length = admit.draft_length  # worth the time by which drafting delays the step
+        self.expected = self.drafter and admit.draft_length > 0  # whether to wait for drafts
         self.incomplete_since_s: float | None = None  # start of the wait for the wanted draft, while it is incomplete
         self.length_at_plan = 0  # draft tokens that were there when the wait began
         self.deadline_s = 0.0
@@ -40,12 +44,12 @@ class RowDrafts:
     @property
     def wanted(self) -> bool:
         """Whether anything makes drafts for this row."""
-        return self._row.draft_length > 0 and (self.drafter or self.heads or self.lookup is not None)
+        return self._draft_length > 0 and (self.drafter or self.heads or self.lookup is not None)
 
     @property
     def missed_tokens(self) -> int:
         """Tokens that its drafter has to read before it can draft again. Heads don't catch up."""
-        return max(0, len(self._row.tokens) - self._read_length) if self.drafter and not self.heads else 0
+        return max(0, len(self._tokens) - self._read_length) if self.drafter and not self.heads else 0
 
     @property
     def length(self) -> int:
@@ -57,12 +61,14 @@ class RowDrafts:
         """Whether the draft that the row waits for is there."""
         return self.trie.best_length >= min(self.wanted_length, self.usable_length)
 
-    def best(self, *, branching: bool = True) -> Draft:
-        """Return the most probable draft tokens, as many as a step can use: a tree if it may branch, or a chain."""
+    def best(self, structure: StructureState | None = None, *, branching: bool = True) -> Draft:
+        """Return the most probable draft tokens, as many as a step can use: a tree if it may branch, or a chain.
+
+        structure: the grammar's state after the text.
+        """
         if self.usable_length <= 0:
             return NO_DRAFT
         draft = self.trie.best_draft(self.usable_length, self.usable_length, branching=branching)
-        structure = self._row.structure
         # Rejection sampling needs all tokens as they were drawn, also those that the structure forbids.
         return draft if structure is None or self._rejects else structure.prune(draft)
 
@@ -74,14 +80,14 @@ class RowDrafts:
     def look_up(self) -> None:
         """Add what n-gram look-up finds for the current text to the trie."""
         if self.lookup is not None:
-            draft, name = self.lookup.propose(self._row.tokens), self.lookup.name
-            self.trie.offer(len(self._row.tokens), draft.tokens, draft.parents, draft.probabilities, proposer=name)
+            draft, name = self.lookup.propose(self._tokens), self.lookup.name
+            self.trie.offer(len(self._tokens), draft.tokens, draft.parents, draft.probabilities, proposer=name)
 
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""
         self.trie.commit(tokens)
         if rejected:
-            self.rejected_at = len(self._row.tokens)
+            self.rejected_at = len(self._tokens)
             if self._rejects:
                 self.trie.fence()
 
@@ -91,10 +97,9 @@ class RowDrafts:
         self.trie.default_probability = self.acceptance.value
 
     def attach(self, drafter: str | None) -> None:
-        """Replace the attached drafter; None for no drafter. One that lacks some of the text will ask for it."""
-        self._row.attached_drafter = drafter
+        """Note which drafter is attached now; None for no drafter. One that lacks some of the text will ask for it."""
         self.drafter = self.expected = drafter is not None
-        self.acknowledge(len(self._row.tokens))
+        self.acknowledge(len(self._tokens))
 
     def acknowledge(self, length: int) -> None:
         """Note how many tokens of the text the attached drafter has."""
@@ -107,11 +112,11 @@ class RowDrafts:
         new text, the update only lets it rest or go on.
         """
         rests, rested = draft_length == 0, self._drafter_rests
-        knows_text = self._acknowledged_length >= len(self._row.tokens)
-        if self._row.attached_drafter is None or (rests and rested) or (knows_text and rests == rested):
+        knows_text = self._acknowledged_length >= len(self._tokens)
+        if (rests and rested) or (knows_text and rests == rested):
             return None
         advance = self.advance(self._acknowledged_length, draft_length)
-        self._acknowledged_length, self._drafter_rests = len(self._row.tokens), rests
+        self._acknowledged_length, self._drafter_rests = len(self._tokens), rests
         return advance
 
     def rest(self) -> Advance:
@@ -120,9 +125,9 @@ class RowDrafts:
 
     def advance(self, base: int, draft_length: int) -> Advance:
         """Return the update for a drafter that has the first `base` tokens of the text."""
-        row = self._row
-        coordinator, request_id = row.key
-        return Advance(request_id, coordinator, row.admission, base, row.tokens[base:], draft_length, self.rejected_at)
+        coordinator, request_id = self._key
+        text = self._tokens[base:]
+        return Advance(request_id, coordinator, self._admission, base, text, draft_length, self.rejected_at)
 
     def wait(self, now_s: float, patience_s: float) -> None:
         """Begin to wait for the wanted draft, for at most `patience_s`."""

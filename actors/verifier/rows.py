@@ -51,7 +51,7 @@ class TargetRow(ServedRow):
         if admit.prompt_positions is not None:  # pages hold keys at these positions
             self.cache_salt += f" {admit.prompt_positions.digest}"
         self.attached_drafter = admit.attached_drafter
-        self.drafts = RowDrafts(self, admit, acceptance=acceptance, lookup=lookup)
+        self.drafts = RowDrafts(self.key, self.tokens, admit, acceptance=acceptance, lookup=lookup)
         self.limit_draft()
         self.step_draft = NO_DRAFT  # that the next step verifies
         self.mask: Tensor | None = None  # as in Verification

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from actors.ensemble.member import MemberRow
 from actors.loops.options import LoopOptions
-from actors.verifier import rows
+from actors.verifier import proposers
 from actors.verifier.inbox import TargetInbox
 from actors.verifier.loop import Target
 from actors.verifier.policy import SpeculationPolicy
@@ -144,7 +144,7 @@ def verdict(base: int, tokens: list[int], own: TokenSource, *, drafted: int, hit
 def test_ngrams_of_a_long_prompt_are_indexed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the second step has a draft, although no turn may index all of the prompt."""
     monkeypatch.setattr(ngram, "_MOST_NEW", 4)
-    monkeypatch.setattr(rows, "_READ_AHEAD", 16)
+    monkeypatch.setattr(proposers, "_READ_AHEAD", 16)
     prompt = [token % 20 for token in range(48)]
     allowed = SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=tuple(range(20)))
     stage = Stage()
@@ -162,7 +162,7 @@ def test_a_text_in_the_cache_is_indexed_in_few_turns(
     stage = Stage()
     expected = committed(stage.send(Admit(1, prompt, len(prompt), allowed, 0, drafter=False)))
     monkeypatch.setattr(ngram, "_MOST_NEW", 1)
-    monkeypatch.setattr(rows, "_READ_AHEAD", read_ahead)
+    monkeypatch.setattr(proposers, "_READ_AHEAD", read_ahead)
     commits = stage.send(Admit(2, prompt, len(prompt), allowed, 3, drafter=False, ngram=NgramOptions(1)))
     assert committed(commits) == expected
     drafted = [commit.drafted for commit in commits if isinstance(commit, Commit)]
