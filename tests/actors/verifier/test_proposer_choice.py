@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from actors.loops.row import Row, RowKey
+from actors.loops.row import RowKey
 from actors.verifier import proposer_choice
 from actors.verifier.proposer_choice import ProposerChoice
+from actors.verifier.proposers import Proposer
 from actors.verifier.rows import Verification
 from decoding.drafts.draft import ProposerName, Proposers
 from decoding.drafts.verification import Verdict
@@ -20,12 +21,12 @@ STEPS = 6_000
 LENGTH = 4
 
 
-class Simulated:
+class Simulated(Proposer):
     """A proposer that has the text's next tokens with some probability each."""
 
     def __init__(self, name: ProposerName, rate: float, seconds: float, *, rests_alone: bool = True) -> None:
         self.name, self.rate, self.seconds, self.rests_alone = name, rate, seconds, rests_alone
-        self.token_s: float | None = seconds / LENGTH
+        self.token_s = seconds / LENGTH
         self.log: list[Simulated] = []  # shared by all, in the order in which they are asked
 
     def drafts_for(self, row: Any) -> bool:
@@ -35,12 +36,6 @@ class Simulated:
         self.log.append(self)
         CLOCK[0] += self.seconds
         return {row.key for row in rows}
-
-    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        raise NotImplementedError
-
-    def remove(self, row: Row) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture(autouse=True)
