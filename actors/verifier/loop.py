@@ -20,10 +20,9 @@ from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
 from actors.verifier.adapters import AdapterTable
 from actors.verifier.colocated_drafter import ColocatedDrafter
-from actors.verifier.committer import Committer
 from actors.verifier.heads_drafter import HeadsDrafter
 from actors.verifier.inbox import TargetInbox
-from actors.verifier.judge import judge
+from actors.verifier.judge import Committer, judge
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.proposers import AttachedDrafters, NgramLookup, Proposer
