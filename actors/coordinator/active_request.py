@@ -16,6 +16,8 @@ from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason, StopStrings
 from decoding.tokenizers.detokenizer import Detokenizer
 
+_MAX_DRAFTERS_LOST = 3  # before the request goes on without a drafter
+
 
 class Piece(NamedTuple):
     """Text that some tokens add to an answer."""
@@ -96,9 +98,6 @@ class TextStream:
 
 def _name(criterion: Criterion) -> str:
     return getattr(criterion, "__name__", type(criterion).__name__)
-
-
-_MAX_DRAFTERS_LOST = 3  # before the request goes on without a drafter
 
 
 class ActiveRequest:

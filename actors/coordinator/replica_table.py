@@ -17,8 +17,17 @@ from typing import NamedTuple
 
 from actors.wire.messages import ReplicaAddress, Report
 
-_STEP = 16  # tokens: KV caches share whole pages of this size
+_PREFIX_STEP = 16  # tokens: KV caches share whole pages of this size
 _MAX_PREFIXES = 32768  # that a table remembers, some 5 MiB
+HANG_S = 4.0  # without any sign of life; a loop reports every second …
+_REPORTED_S = 1.5  # … so one that said something so recently was alive
+_MIN_SILENCE_S = 10.0  # permitted to a healthy replica in any case
+_SILENCE_FACTOR = 3.0  # permitted multiple of the longest silence so far
+_SILENCE_DECAY = 0.999  # of the longest silence, per update
+_MAX_MOVED = 8  # requests from one replica to another at once
+_MIN_PREFIX = 128  # tokens that a replica must have read for a prompt to follow them to a busier one …
+_MAX_OVERLOAD = 1.25  # … with up to this multiple of the mean load, or 2 requests
+_REPORTS_TO_SETTLE = 2  # after a change of requests: the first report may have been sent before it
 
 
 class Prefix(NamedTuple):
@@ -35,11 +44,11 @@ def prefixes_of(prompt: Sequence[int], salt: str = "") -> tuple[Prefix, ...]:
     """
     digest = blake2b(salt.encode(), digest_size=8)
     tokens = memoryview(array("q", prompt)).cast("B")
-    prefixes, read, length = list[Prefix](), 0, _STEP
+    prefixes, read, length = list[Prefix](), 0, _PREFIX_STEP
     while length <= len(prompt):
         digest.update(tokens[8 * read : 8 * length])
         prefixes.append(Prefix(length, int.from_bytes(digest.digest(), "little")))
-        read, length = length, length + max(1, length // (4 * _STEP)) * _STEP
+        read, length = length, length + max(1, length // (4 * _PREFIX_STEP)) * _PREFIX_STEP
     return tuple(prefixes)
 
 
@@ -74,17 +83,6 @@ class PrefixTable:
                 break
             matched.update(dict.fromkeys(names, length))
         return matched
-
-
-HANG_S = 4.0  # without any sign of life; a loop reports every second …
-_REPORTED_S = 1.5  # … so one that said something so recently was alive
-_MIN_SILENCE_S = 10.0  # permitted to a healthy replica in any case
-_SILENCE_FACTOR = 3.0  # permitted multiple of the longest silence so far
-_SILENCE_DECAY = 0.999  # of the longest silence, per update
-_MAX_MOVED = 8  # requests from one replica to another at once
-_MIN_PREFIX = 128  # tokens that a replica must have read for a prompt to follow them to a busier one …
-_MAX_OVERLOAD = 1.25  # … with up to this multiple of the mean load, or 2 requests
-_REPORTS_TO_SETTLE = 2  # after a change of requests: the first report may have been sent before it
 
 
 class _Replica:

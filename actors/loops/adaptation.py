@@ -26,6 +26,7 @@ from decoding.errors import ConsortError
 from decoding.sampling.params import SamplingParams
 
 _LENGTH_BYTES = 4
+_log = logging.getLogger(__name__)
 
 
 class CommittedText(msgspec.Struct, frozen=True):
@@ -112,9 +113,6 @@ def _read(stream: IO[bytes]) -> bytes | None:
     size = int.from_bytes(head, "big")
     data = stream.read(size)
     return data if len(data) == size else None
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ from decoding.errors import UnavailableError
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 10.0, 60.0  # bounds of the time before a turn counts as stuck
 _PATIENCE = 10.0  # multiple of the longest turn, between these bounds
 _DECAY = 0.999  # of the longest turn, per turn
+_IDLE_PERIOD_S = 5.0
+_RESTING = 0.1  # processor time / time, up to which a process rests
+_WORK_S = 1.0  # processor time after which freeing pays
 
 
 @dataclass(slots=True)
@@ -121,11 +124,6 @@ class LoopThread:
             traceback.print_exc()
 
 
-_PERIOD_S = 5.0
-_RESTING = 0.1  # processor time / time, up to which a process rests
-_WORK_S = 1.0  # processor time after which freeing pays
-
-
 class IdleMemory:
     """Gives freed memory back to the system when a process has worked and rests.
 
@@ -133,7 +131,7 @@ class IdleMemory:
     stay for ever.
     """
 
-    def __init__(self, trim: Callable[[], object], *, period_s: float = _PERIOD_S) -> None:
+    def __init__(self, trim: Callable[[], object], *, period_s: float = _IDLE_PERIOD_S) -> None:
         self._trim, self._period_s = trim, period_s
         self._last_s = self._trimmed_s = 0.0  # by the process's clock
 

@@ -21,6 +21,8 @@ from actors.wire.messages import ReplicaAddress
 from engine.model.cuda import use_own_stream
 from engine.model.runner import Runner
 
+_CHECK_PERIOD_S = 1.0
+
 
 class Engine:
     """Start with `with Engine({...}) as engine:`; the threads end with the block."""
@@ -85,9 +87,6 @@ class Engine:
     def generate(self, requests: Sequence[Request]) -> list[list[Delta]]:
         """Run `generate` on this engine's coordinator."""
         return generate(self.coordinator, requests, self.check)
-
-
-_CHECK_PERIOD_S = 1.0
 
 
 def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]) -> Iterator[Delta]:

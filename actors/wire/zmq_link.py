@@ -27,25 +27,41 @@ from zmq.auth.thread import ThreadAuthenticator
 from actors.wire.link import MAX_RECEIVED, Envelope
 from actors.wire.messages import Message, ReplicaAddress
 
-_DIGITS = 16  # of a fingerprint: finding another key with the same one takes 2^64 tries
-_SEPARATOR = b"\0"
+_FINGERPRINT_DIGITS = 16  # of a fingerprint: finding another key with the same one takes 2^64 tries
+_NAME_END = b"\0"
 _SECRET_BYTES = 16
 _MAX_PEERS = 10_000
+# A peer makes the other end hold at most one frame before the handshake, and _RECEIVED_BATCHES after it. More of them
+# wait at the sender, which drops what exceeds _SENT_BATCHES.
+_FRAME_BYTES = 2**16  # a larger batch is sent in several frames
+_FRAME_OVERHEAD_BYTES = 64  # CURVE adds 33, ZMTP a few more
+_RECEIVED_BATCHES = 10_000
+_SENT_BATCHES = 100_000
+_POLLIN = int(zmq.POLLIN)  # an int: arithmetic on ZeroMQ's enum takes longer than asking a socket
+# A silent connection is opened anew, because TCP waits ever longer before it retries (measured: docs/failures.md).
+# ZeroMQ's own thread answers heartbeats, however long a turn of the loop takes.
+_HEARTBEAT_PERIOD_MS = 1000
+_HEARTBEAT_TIMEOUT_MS = 4000
+_CONNECT_TIMEOUT_MS = 2000
+_LINGER_MS = 1000  # after closing, ZeroMQ's thread still sends what is queued for so long
+_LOGGED_TYPES = 50  # of unreadable messages; peers may make up more
+_TAKEN_OVER = b"\0"  # first byte of the routing id of a connection whose name a newer one took over
+_log = logging.getLogger(__name__)
 
 
 def name_with_key(prefix: str, public_key: bytes) -> str:
     """Return the name that belongs to a CURVE public key (Z85)."""
-    return f"{prefix}-{hashlib.sha256(public_key).hexdigest()[:_DIGITS]}"
+    return f"{prefix}-{hashlib.sha256(public_key).hexdigest()[:_FINGERPRINT_DIGITS]}"
 
 
 def new_routing_id(name: str) -> bytes:
     """Return a routing id for a new connection. name: at most 238 bytes."""
-    return name.encode() + _SEPARATOR + secrets.token_bytes(_SECRET_BYTES)
+    return name.encode() + _NAME_END + secrets.token_bytes(_SECRET_BYTES)
 
 
 def claimed_name(routing_id: bytes) -> bytes:
     """Return the name in a routing id, without the secret bytes."""
-    return routing_id.partition(_SEPARATOR)[0]
+    return routing_id.partition(_NAME_END)[0]
 
 
 class PeerRoutes:
@@ -90,22 +106,6 @@ class PeerRoutes:
         return name
 
 
-# A peer makes the other end hold at most one frame before the handshake, and _RECEIVED_BATCHES after it. More of them
-# wait at the sender, which drops what exceeds _SENT_BATCHES.
-_FRAME_BYTES = 2**16  # a larger batch is sent in several frames
-_FRAME_OVERHEAD_BYTES = 64  # CURVE adds 33, ZMTP a few more
-_RECEIVED_BATCHES = 10_000
-_SENT_BATCHES = 100_000
-_POLLIN = int(zmq.POLLIN)  # an int: arithmetic on ZeroMQ's enum takes longer than asking a socket
-# A silent connection is opened anew, because TCP waits ever longer before it retries (measured: docs/failures.md).
-# ZeroMQ's own thread answers heartbeats, however long a turn of the loop takes.
-_HEARTBEAT_PERIOD_MS = 1000
-_HEARTBEAT_TIMEOUT_MS = 4000
-_CONNECT_TIMEOUT_MS = 2000
-_LINGER_MS = 1000  # after closing, ZeroMQ's thread still sends what is queued for so long
-_LOGGED_TYPES = 50  # of unreadable messages; peers may make up more
-_TAKEN_OVER = b"\0"  # first byte of the routing id of a connection whose name a newer one took over
-_log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
 _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
