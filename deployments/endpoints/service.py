@@ -27,7 +27,7 @@ from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.endpoints.bounds import check_count
 from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
-from deployments.endpoints.prompt_compression import compress_alone, compress_body
+from deployments.endpoints.prompt_compression import PromptShortener
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.endpoints.templates import PromptTemplates
 from deployments.fields.generation import GenerationRequest
@@ -36,7 +36,6 @@ from deployments.fields.prompts import (
     CompressRequest,
     Detokenization,
     DetokenizeRequest,
-    PromptCompression,
     Tokenization,
     TokenizeRequest,
 )
@@ -48,6 +47,7 @@ from deployments.strategies.strategy import StrategyOptions
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer
 
+EventBatch = Sequence[tuple[int, Delta | Progress | Outcome]]  # index of the request, its event
 _Result = TypeVar("_Result")
 
 
@@ -160,12 +160,6 @@ class Service:
         """Raise OverloadedError if the server, or the key, has as many requests as it may have."""
         self.admission.check_bounds(key)
 
-    def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
-        """Raise OverloadedError if a model that must make a whole answer has too long a queue."""
-        endpoints = [replace(served.endpoint, target=model, members=()) for model in served.config.models]
-        expanded = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
-        self.admission.check(expanded, key, priority)
-
     def endpoint(self, name: str) -> ServedEndpoint:
         """Endpoint of that name; raises UnknownModelError if there is none."""
         return find_endpoint(name, self.endpoints)
@@ -178,16 +172,12 @@ class Service:
         """
         endpoint = self.endpoint(body.model)
         check_count(body, endpoint.requests_per_answer, self._limits.max_requests)
-        salt = key.cache_salt(body.cache_salt)
-        prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=salt)
+        prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=key.cache_salt(body.cache_salt))
         match body:
-            case (
-                CompletionRequest(prompt_compression=PromptCompression())
-                | ChatRequest(prompt_compression=PromptCompression())
-            ):
+            case CompletionRequest(prompt_compression=options) | ChatRequest(prompt_compression=options) if options:
                 await self._in_thread(partial(self.templates.fill, body))
                 ask = partial(self._answers, key, charged=False)  # the shortened request counts
-                await compress_body(body, endpoint, ask, self._in_thread)
+                await PromptShortener(options, endpoint, ask, self._in_thread).shorten_body(body)
                 requests = await self._in_thread(partial(prepare, cache_salt=secrets.token_hex(8)))
             case _:
                 requests = await self._in_thread(partial(self._fill_and_prepare, body, prepare))
@@ -203,7 +193,7 @@ class Service:
     async def compress(self, body: CompressRequest, *, key: ApiKey = ANYBODY) -> CompressedPrompt:
         """Answer /compress. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         endpoint = self.endpoint(body.model)
-        return await compress_alone(body, endpoint, partial(self._answers, key), self._in_thread)
+        return await PromptShortener(body, endpoint, partial(self._answers, key), self._in_thread).compress(body)
 
     async def _try_out(self, served: ServedEndpoint) -> None:
         """Ask a replica for a token of an endpoint that is not listed yet; raises what goes wrong."""
@@ -238,6 +228,47 @@ class Service:
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+
+    def answer(
+        self,
+        served: ServedEndpoint,
+        requests: Sequence[Request],
+        *,
+        key: ApiKey,
+        priority: int,
+        arrived_s: float,
+        streamed: bool,
+    ) -> AsyncGenerator[EventBatch, None]:
+        """Yield deltas of all requests as they arrive, or progress and then an outcome for each.
+
+        Closing the generator cancels the requests. Raises as `run` does.
+
+        Args:
+            arrived_s: arrival of the client's request, by the monotonic clock.
+            streamed: whether each batch is sent to the client, so that under load fewer batches are better.
+        """
+        if served.strategy is None:
+            return self.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=streamed)
+        return self._deliberate(served, served.strategy, requests, key, priority)
+
+    async def _deliberate(
+        self,
+        served: ServedEndpoint,
+        strategy: StrategyOptions,
+        requests: Sequence[Request],
+        key: ApiKey,
+        priority: int,
+    ) -> AsyncGenerator[EventBatch, None]:
+        """Yield the events of choices among whole answers, if no model that must make one has too long a queue."""
+        models = served.config.models
+        endpoints = [replace(served.endpoint, target=model, members=()) for model in models]
+        expanded = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
+        self.admission.check(expanded, key, priority)
+        run: Run = partial(self.run, key=key, priority=priority, admitted=True)
+        deliberations = [Deliberation(request, models, strategy, run, self.servable_models) for request in requests]
+        async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
+            async for index, event in events:
+                yield [(index, event)]
 
     async def run(
         self,
@@ -362,49 +393,3 @@ class Service:
 def _with_others(batch: DeltaBatch) -> DeltaBatch:
     """Return the deltas, and after each one those of the same search's other answers, whose indices follow."""
     return [(index + offset, answer) for index, delta in batch for offset, answer in enumerate((delta, *delta.others))]
-
-
-EventBatch = Sequence[tuple[int, Delta | Progress | Outcome]]  # index of the request, its event
-
-
-def answer_events(
-    service: Service,
-    served: ServedEndpoint,
-    requests: Sequence[Request],
-    *,
-    key: ApiKey = ANYBODY,
-    priority: int = 0,
-    arrived_s: float | None = None,
-    streamed: bool = False,
-) -> AsyncGenerator[EventBatch, None]:
-    """Yield deltas of all requests as they arrive, or progress and then an outcome for each.
-
-    Closing the generator cancels the requests.
-
-    Args:
-        arrived_s: arrival of the client's request, by the monotonic clock; None: now.
-        streamed: whether each batch is sent to the client, so that under load fewer batches are better.
-
-    Raises:
-        ConsortError: a request was refused, or failed; the others are cancelled.
-    """
-    if served.strategy is None:
-        return service.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=streamed)
-    check = partial(service.check_wait, served, requests, key, priority)
-    run: Run = partial(service.run, key=key, priority=priority, admitted=True)
-    return _deliberate(service, served.config.models, served.strategy, requests, run, check)
-
-
-async def _deliberate(
-    service: Service,
-    models: Sequence[str],
-    strategy: StrategyOptions,
-    requests: Sequence[Request],
-    run: Run,
-    check: Callable[[], None],
-) -> AsyncGenerator[EventBatch, None]:
-    check()
-    deliberations = [Deliberation(request, models, strategy, run, service.servable_models) for request in requests]
-    async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
-        async for index, event in events:
-            yield [(index, event)]

@@ -22,7 +22,7 @@ from deployments.apis.decoder import TokenDecoder
 from deployments.apis.resumable import LAST_EVENT_ID, ResumableWriter, last_event
 from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.endpoints.bounds import count_reported_tokens
-from deployments.endpoints.service import EventBatch, Service, answer_events
+from deployments.endpoints.service import EventBatch, Service
 from deployments.fields.generation import GenerationRequest
 from deployments.http.head import resolve_model
 from deployments.strategies.deliberation import Outcome, Progress
@@ -78,8 +78,9 @@ async def answer(
         renderer = _Renderer(make(), None)
     headers = service.cache_headers(requests)
     state.leave()  # counted as submitted from here
-    batches = answer_events(
-        *(service, served, requests),
+    batches = service.answer(
+        served,
+        requests,
         key=state.key,
         priority=body.priority or 0,
         arrived_s=state.arrived_s,
