@@ -369,8 +369,8 @@ class AnswerWriter(Writer):
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens()),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self._reasoning_tokens()),
         )
-        original = self._body.original_prompt_tokens
-        if original is not None:
+        if self._body.compressed is not None:
+            original = self._body.compressed.original_tokens
             ratio = round(self._prompt_tokens / original, 4)
             usage.prompt_compression = CompressionUsage(
                 original_tokens=original, compressed_tokens=self._prompt_tokens, ratio=ratio

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from actors.coordinator.request import Delta, Request
 from actors.wire.messages import MemberShare
@@ -13,15 +15,22 @@ _DIGITS = 4
 _LEAST = -9999.0  # JSON has no minus infinity
 
 
+def _round(value: float) -> float:
+    return round(value, _DIGITS) if math.isfinite(value) else _LEAST
+
+
+Rounded = Annotated[float, AfterValidator(_round)]
+
+
 class MemberDetail(BaseModel):
     """Contribution of a member."""
 
     model: str
     answered: bool  # false: it failed before the end
-    weight: float  # of 1 in all; 0: it failed
+    weight: Rounded  # of 1 in all; 0: it failed
     tokens: int
-    agreement: float | None  # share of tokens that were its most probable, or of its candidates
-    latency_ms: float  # blends: mean per step, 0 for the leader; else until its last candidate
+    agreement: Rounded | None  # share of tokens that were its most probable, or of its candidates
+    latency_ms: Rounded  # blends: mean per step, 0 for the leader; else until its last candidate
     candidates: int | None = None
     votes: int | None = None
     error: str | None = None
@@ -30,10 +39,12 @@ class MemberDetail(BaseModel):
 class CandidateDetail(BaseModel):
     """Score of a candidate."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     model: str
     index: int
-    score: float
-    log_likelihood: float  # nats per token
+    score: Rounded
+    log_likelihood: Rounded  # nats per token
     tokens: int
     extracted: str | None = None
 
@@ -44,8 +55,8 @@ class EnsembleDetail(BaseModel):
     blend: str | None = None
     strategy: str | None = None
     winner: str | None = None
-    agreement: float | None = None
-    votes: dict[str, float] | None = None
+    agreement: Rounded | None = None
+    votes: dict[str, Rounded] | None = None
     members: Sequence[MemberDetail]
     candidates: Sequence[CandidateDetail] | None = None
 
@@ -59,7 +70,7 @@ class ProgressDetail(BaseModel):
     total: int
     index: int | None = None
     tokens: int | None = None
-    log_likelihood: float | None = None
+    log_likelihood: Rounded | None = None
     error: str | None = None
 
 
@@ -69,10 +80,10 @@ def describe_blend(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail:
         MemberDetail(
             model=share.model,
             answered=share.tokens == shares[0].tokens,  # the leader contributes to every token
-            weight=_round(share.weight),
+            weight=share.weight,
             tokens=share.tokens,
-            agreement=_round(share.agreement),
-            latency_ms=_round(1e3 * share.latency_s),
+            agreement=share.agreement,
+            latency_ms=1e3 * share.latency_s,
         )
         for share in shares
     ]
@@ -85,54 +96,30 @@ def describe_outcome(outcome: Outcome) -> EnsembleDetail:
         MemberDetail(
             model=member.model,
             answered=member.error is None,
-            weight=_round(member.weight),
+            weight=member.weight,
             tokens=member.tokens,
-            agreement=None if member.agreement is None else _round(member.agreement),
-            latency_ms=_round(1e3 * member.latency_s),
+            agreement=member.agreement,
+            latency_ms=1e3 * member.latency_s,
             candidates=member.candidates,
             votes=member.votes,
             error=member.error,
         )
         for member in outcome.members
     ]
-    candidates = [
-        CandidateDetail(
-            model=candidate.model,
-            index=candidate.index,
-            score=_round(candidate.score),
-            log_likelihood=_round(candidate.log_likelihood),
-            tokens=candidate.tokens,
-            extracted=candidate.extracted,
-        )
-        for candidate in outcome.candidates
-    ]
     return EnsembleDetail(
         strategy=outcome.strategy,
         winner=outcome.winner,
-        agreement=None if outcome.agreement is None else _round(outcome.agreement),
-        votes=outcome.votes and {answer: _round(share) for answer, share in outcome.votes.items()},
+        agreement=outcome.agreement,
+        votes=outcome.votes,
         members=members,
-        candidates=candidates,
+        candidates=[CandidateDetail.model_validate(candidate) for candidate in outcome.candidates],
     )
 
 
 def describe_progress(progress: Progress) -> ProgressDetail:
     """Detail of one step of progress."""
-    likelihood = progress.log_likelihood
-    return ProgressDetail(
-        event=progress.kind,
-        model=progress.model,
-        done=progress.done,
-        total=progress.total,
-        index=progress.index,
-        tokens=progress.tokens,
-        log_likelihood=None if likelihood is None else _round(likelihood),
-        error=progress.error,
-    )
-
-
-def _round(value: float) -> float:
-    return round(value, _DIGITS) if math.isfinite(value) else _LEAST
+    fields = asdict(progress)
+    return ProgressDetail(event=fields.pop("kind"), **fields)
 
 
 class EnsembleTally:

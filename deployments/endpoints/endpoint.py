@@ -93,9 +93,8 @@ class ServedEndpoint:
                 range or leaves no token; the chat template refuses the conversation.
         """
         prompts = self.prompts(body)
-        kept = (
-            [None] * len(prompts) if body.shortened_prompts is None else [p.positions for p in body.shortened_prompts]
-        )
+        shortened = body.compressed and body.compressed.prompts
+        kept = [prompt.positions for prompt in shortened] if shortened else [None] * len(prompts)
         whole_lengths = [len(prompt) if p is None else p.length for prompt, p in zip(prompts, kept, strict=True)]
         limits = self.bounds.answer_tokens(body, [len(prompt) for prompt in prompts], whole_lengths)
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
@@ -110,8 +109,8 @@ class ServedEndpoint:
 
     def prompts(self, body: GenerationRequest) -> list[list[int]]:
         """Token ids of the body's prompts; raises InvalidRequestError as `prepare` does."""
-        if body.shortened_prompts is not None:
-            return [prompt.tokens for prompt in body.shortened_prompts]
+        if body.compressed and body.compressed.prompts:
+            return [prompt.tokens for prompt in body.compressed.prompts]
         match body:
             case CompletionRequest():
                 return [self.encoder.prompt(prompt) for prompt in body.prompt]
@@ -201,7 +200,7 @@ class ServedEndpoint:
             seeded=body.seed is not None,
             ensemble=self._ensemble(body),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
-            may_cache=body.original_prompt_tokens is None,
+            may_cache=body.compressed is None,
             beams=self._beams(body, params) if body.searches else None,
         )
 

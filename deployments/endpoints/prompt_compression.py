@@ -17,7 +17,7 @@ from deployments.endpoints.compressor import LOOK_AHEAD, ChunkCompression, Compr
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.selection import Stretch, last_paragraph, stretches
 from deployments.fields.conversation import Message, TextPart
-from deployments.fields.prompts import CompressedPrompt, CompressRequest, PromptCompression
+from deployments.fields.prompts import Compressed, CompressedPrompt, CompressRequest, PromptCompression
 
 AnswerAll = Callable[[Sequence[Request]], Awaitable[list[list[Delta]]]]  # runs requests; returns all their deltas
 _Result = TypeVar("_Result")
@@ -79,7 +79,7 @@ class PromptShortener:
             removed = self._count(before) - self._count(after)
             return sum(map(len, self._endpoint.prompts(body))) + removed
 
-        body.original_tokens = await self._in_thread(count)
+        body.compressed = Compressed(await self._in_thread(count))
 
     async def compress(self, body: CompressRequest) -> CompressedPrompt:
         """Answer /compress."""
@@ -127,10 +127,10 @@ class PromptShortener:
         attention = map(_attention, requests)
 
         def finish() -> None:
-            body.shortened = [
+            prompts = [
                 compression.result([next(attention) for _ in compression.passes]) for compression in compressions
             ]
-            body.original_tokens = sum(len(compression.tokens) for compression in compressions)
+            body.compressed = Compressed(sum(len(compression.tokens) for compression in compressions), prompts)
 
         await self._in_thread(finish)
 

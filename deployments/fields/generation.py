@@ -4,13 +4,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from decoding.beams.options import MAX_BEAMS
 from decoding.drafts.draft import ProposerName
 from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
 from deployments.fields.ensembles import EnsembleFields
-from deployments.fields.prompts import ShortenedPrompt
+from deployments.fields.prompts import Compressed
 from deployments.fields.sampling import BeamFields, SamplingFields
 from deployments.fields.strict import StrictModel, Text, wrong_field
 from deployments.fields.structures import ResponseFormat, StructuredOutputs, with_structured_outputs
@@ -119,6 +119,8 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         None, description="Every choice has `token_details`: each token's id, text and where it came from."
     )
 
+    _compressed: Compressed | None = PrivateAttr(None)
+
     @model_validator(mode="before")
     @classmethod
     def _fields_of_other_servers(cls, data: object) -> object:
@@ -212,14 +214,13 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
-    def original_prompt_tokens(self) -> int | None:
-        """Tokens of the prompts before they were compressed; None: they were not."""
-        return None
+    def compressed(self) -> Compressed | None:
+        """What compression did to the prompts; None: nothing."""
+        return self._compressed
 
-    @property
-    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
-        """Prompts whose tokens keep their positions; None: there are none."""
-        return None
+    @compressed.setter
+    def compressed(self, compressed: Compressed) -> None:
+        self._compressed = compressed
 
     @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.prompt_positions import PromptPositions
@@ -86,26 +86,6 @@ class CompressionFields(StrictModel):
     prompt_compression: PromptCompression | None = Field(
         None, description="Shorten the prompt by a small model; off by default."
     )
-    _original_tokens: int | None = PrivateAttr(None)
-    _shortened: "list[ShortenedPrompt] | None" = PrivateAttr(None)
-
-    @property
-    def original_tokens(self) -> int | None:
-        """Tokens of the prompts before they were compressed; None: they were not."""
-        return self._original_tokens
-
-    @original_tokens.setter
-    def original_tokens(self, tokens: int) -> None:
-        self._original_tokens = tokens
-
-    @property
-    def shortened(self) -> "list[ShortenedPrompt] | None":
-        """The prompts whose tokens keep their positions; None: there are none."""
-        return self._shortened
-
-    @shortened.setter
-    def shortened(self, prompts: "list[ShortenedPrompt]") -> None:
-        self._shortened = prompts
 
 
 class ShortenedPrompt(NamedTuple):
@@ -114,6 +94,13 @@ class ShortenedPrompt(NamedTuple):
     tokens: list[int]
     positions: PromptPositions | None
     text: str
+
+
+class Compressed(NamedTuple):
+    """What compression did to a request's prompts."""
+
+    original_tokens: int
+    prompts: list[ShortenedPrompt] | None = None  # if their tokens keep their positions
 
 
 class CompressRequest(PromptCompression):

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import Message, ToolFields, thinking_variables
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.prompts import CompressionFields, ShortenedPrompt, TemplateFields
+from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.strict import StrictModel, Text
 from deployments.fields.types import Items, Limit, only, without_effect
 
@@ -84,18 +84,10 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
         ]
 
     @property
-    def original_prompt_tokens(self) -> int | None:
-        return self.original_tokens
-
-    @property
-    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
-        return self.shortened
-
-    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         wanted = self.prompt_compression and self.prompt_compression.return_prompt
-        if wanted and self.shortened:
-            return self.shortened[0].text
+        if wanted and self.compressed and self.compressed.prompts:
+            return self.compressed.prompts[0].text
         return [message.turn for message in self.messages] if wanted else None
 
     @property

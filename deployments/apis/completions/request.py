@@ -6,7 +6,7 @@ from pydantic import Field
 
 from decoding.sampling.params import MAX_LOGPROBS
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.prompts import CompressionFields, ShortenedPrompt, TemplateFields
+from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.types import Prompts, only
 
 
@@ -41,19 +41,12 @@ class CompletionRequest(GenerationRequest, TemplateFields, CompressionFields):
         return len(self.prompt) or 1
 
     @property
-    def original_prompt_tokens(self) -> int | None:
-        return self.original_tokens
-
-    @property
-    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
-        return self.shortened
-
-    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         if not (self.prompt_compression and self.prompt_compression.return_prompt):
             return None
         texts = [prompt for prompt in self.prompt if isinstance(prompt, str)]
-        texts = [prompt.text for prompt in self.shortened or ()] or texts
+        if self.compressed and self.compressed.prompts:
+            texts = [prompt.text for prompt in self.compressed.prompts]
         return texts[0] if len(texts) == 1 else texts
 
     @property
