@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -55,6 +56,17 @@ _ANSWERS = {**_ERRORS, 200: {"model": Answer, "content": _STREAM}}
 _RESPONSES = {**_ERRORS, 200: {"content": {"application/json": {"schema": {"type": "object"}}, **_STREAM}}}
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the application asks, and tells, the proxy, Serve and other coordinators."""
+
+    drain: Drain = field(default_factory=Drain)  # by which the server is told to stop
+    announcer: Announcer | None = None  # tells the proxy how many requests it may pass on; None: all
+    ask_others: AskOthers | None = None  # returns the metrics of other coordinators
+    ask_placements: AskPlacements | None = None  # returns how many replicas each model should have and has
+    share_adapters: Share | None = None  # tells others which adapters were loaded or unloaded here
+
+
 def make_api(
     service: Service,
     *,
@@ -63,11 +75,7 @@ def make_api(
     add_request_id: bool = True,
     cors_origins: Sequence[str] | None = None,
     allowed_hosts: Sequence[str] | None = None,
-    ask_others: AskOthers | None = None,
-    ask_placements: AskPlacements | None = None,
-    drain: Drain | None = None,
-    share_adapters: Share | None = None,
-    announcer: Announcer | None = None,
+    surroundings: Surroundings | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -76,15 +84,11 @@ def make_api(
         add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
         cors_origins: pages that may use the server; None: those from this machine.
         allowed_hosts: names by which it may be asked; None: any.
-        ask_others: returns the metrics of other coordinators, which /metrics shows too.
-        ask_placements: returns how many replicas each model should have and has.
-        drain: by which the server is told to stop; None: it stops at once.
-        share_adapters: tells other coordinators which adapters were loaded or unloaded here.
-        announcer: tells the proxy how many requests it may pass on; None: all.
+        surroundings: None: the server is alone.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
-    drain = drain or Drain()
+    surroundings = surroundings or Surroundings()
     # Middleware that is added last runs first.
     api.add_middleware(
         EarlyRefusal, enter=service.enter, check_bounds=service.check_bounds, max_body_bytes=max_body_bytes
@@ -93,7 +97,7 @@ def make_api(
         from deployments.monitoring.tracing import TracingMiddleware
 
         api.add_middleware(TracingMiddleware, tracer=service.tracer, paths=GENERATING)
-    api.add_middleware(DrainMiddleware, drain=drain)
+    api.add_middleware(DrainMiddleware, drain=surroundings.drain)
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
@@ -101,11 +105,11 @@ def make_api(
     api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
     if allowed_hosts is not None:
         api.add_middleware(HostCheck, allowed=allowed_hosts)
-    if announcer is not None:
-        api.add_middleware(AnnouncerMiddleware, announcer=announcer)
+    if surroundings.announcer is not None:
+        api.add_middleware(AnnouncerMiddleware, announcer=surroundings.announcer)
     install_error_handlers(api)
-    add_status_routes(api, service, drain, ask_others, ask_placements)
-    add_adapter_routes(api, service.adapters, share_adapters)
+    add_status_routes(api, service, surroundings.drain, surroundings.ask_others, surroundings.ask_placements)
+    add_adapter_routes(api, service.adapters, surroundings.share_adapters)
     add_page(api)
     large = APIRouter(route_class=large_body_route(max_body_bytes))
     _add_answer_routes(large, service)

@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.coordinator.request import Delta, Request, Stay, Timeline
+from actors.coordinator.request import Delta, Request, Timeline
 
 _PROPAGATOR = TraceContextTextMapPropagator()  # the W3C format
 
@@ -87,14 +87,15 @@ class RequestTracer:
     def _record(self, timeline: Timeline, parent: Context) -> None:
         self._span("queue", parent, timeline.received_ns, timeline.admitted_ns)
         for stay in timeline.stays:
+            where = {"consort.role": stay.role, "consort.replica": stay.replica}
             if stay.role == "drafter":
-                counts = {"consort.drafts": stay.messages, "consort.drafted": stay.tokens}
-                self._span("draft", parent, stay.began_ns, stay.ended_ns, stay, counts)
+                drafts = where | {"consort.drafts": stay.messages, "consort.drafted": stay.tokens}
+                self._span("draft", parent, stay.began_ns, stay.ended_ns, drafts)
                 continue
-            self._span("prefill", parent, stay.began_ns, stay.first_ns or stay.ended_ns, stay)
+            self._span("prefill", parent, stay.began_ns, stay.first_ns or stay.ended_ns, where)
             if stay.first_ns is not None:
-                counts = {"consort.steps": stay.messages, "consort.tokens": stay.tokens}
-                self._span("decode", parent, stay.first_ns, stay.last_ns, stay, counts)
+                steps = where | {"consort.steps": stay.messages, "consort.tokens": stay.tokens}
+                self._span("decode", parent, stay.first_ns, stay.last_ns, steps)
 
     def _span(
         self,
@@ -102,15 +103,10 @@ class RequestTracer:
         parent: Context,
         began_ns: int,
         ended_ns: int | None,
-        stay: Stay | None = None,
-        counts: Mapping[str, int] | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """Record a finished span. ended_ns: None for now."""
-        attributes: dict[str, Any] = dict(counts or {})
-        if stay is not None:
-            attributes |= {"consort.role": stay.role, "consort.replica": stay.replica}
-        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=began_ns)
-        span.end(ended_ns)
+        self._tracer.start_span(name, parent, attributes=attributes, start_time=began_ns).end(ended_ns)
 
 
 def _request_attributes(request: Request) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class CoordinatorIngress:
         from deployments.http.announcer import Announcer
         from deployments.http.doorkeeper import AdmissionBoard
         from deployments.http.outcomes import log_requests
-        from deployments.http.routes import make_api
+        from deployments.http.routes import Surroundings, make_api
 
         if self._http.access_log:
             log_requests()
@@ -158,11 +158,13 @@ class CoordinatorIngress:
             add_request_id=False,  # Serve does
             cors_origins=self._http.cors_origins,
             allowed_hosts=self._http.host_names,
-            ask_others=self._ask_others,
-            ask_placements=partial(placements, APP_NAME, self._deployments),
-            drain=self._drain,
-            share_adapters=self._adapters.share,
-            announcer=None if board is None else Announcer(self._service, keys, self._drain, board),
+            surroundings=Surroundings(
+                drain=self._drain,
+                announcer=None if board is None else Announcer(self._service, keys, self._drain, board),
+                ask_others=self._ask_others,
+                ask_placements=partial(placements, APP_NAME, self._deployments),
+                share_adapters=self._adapters.share,
+            ),
         )
         add_scaling_route(api, self._roles, self._scale)
         api.add_middleware(DisconnectMiddleware)

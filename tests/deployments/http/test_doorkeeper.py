@@ -25,7 +25,7 @@ from deployments.endpoints.service import Service
 from deployments.http.announcer import Announcer
 from deployments.http.doorkeeper import BOARD, NO_KEY, PASSED, AdmissionBoard, Doorkeeper, Notice
 from deployments.http.drain import Drain
-from deployments.http.routes import make_api
+from deployments.http.routes import Surroundings, make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.deployments.http.test_overload import Families
 from tests.support import virtual_time
@@ -154,7 +154,11 @@ def in_world(
         board = AdmissionBoard.create(ring.digests)
         assert board is not None
         announcer = Announcer(service, ring, drain, board)
-        coordinators = Coordinators(make_api(service, keys=ring, drain=drain, announcer=announcer, allowed_hosts=[""]))
+        coordinators = Coordinators(
+            make_api(
+                service, keys=ring, surroundings=Surroundings(drain=drain, announcer=announcer), allowed_hosts=[""]
+            )
+        )
         began_s = asyncio.get_running_loop().time()
         world = World(service, drain, coordinators, Doorkeeper(coordinators), began_s)
         if introduce:

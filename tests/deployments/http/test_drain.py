@@ -14,7 +14,7 @@ from actors.coordinator.request import Delta, Request
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.drain import Drain
-from deployments.http.routes import make_api
+from deployments.http.routes import Surroundings, make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.deployments.http.test_proxy import serving
 
@@ -59,7 +59,10 @@ def begin_drain(client: TestClient, drain: Drain, drain_s: float) -> Future[int]
 def test_a_stream_in_flight_ends_whole_and_new_requests_are_sent_away(endpoints: dict[str, ServedEndpoint]) -> None:
     held, drain = Held(), Drain()
     coordinator: Any = held
-    with TestClient(make_api(Service(endpoints, coordinator), drain=drain)) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        TestClient(make_api(Service(endpoints, coordinator), surroundings=Surroundings(drain=drain))) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         stream = pool.submit(client.post, "/v1/completions", json=BODY)
         assert held.has_begun.wait(10)
         assert client.get("/ready").status_code == 200
@@ -91,7 +94,10 @@ def test_half_a_request_is_not_waited_for(endpoints: dict[str, ServedEndpoint]) 
         assert may_go_on.wait(30)
         yield text[9:]
 
-    with serving(make_api(Service(endpoints, fake), drain=drain)) as url, ThreadPoolExecutor(1) as pool:
+    with (
+        serving(make_api(Service(endpoints, fake), surroundings=Surroundings(drain=drain))) as url,
+        ThreadPoolExecutor(1) as pool,
+    ):
         half = pool.submit(httpx.post, f"{url}/v1/completions", content=halves(), headers=JSON)
         assert sending.wait(10)
         assert asyncio.run(drain.run(30)) == 0

@@ -9,7 +9,7 @@ from msgspec import structs
 from actors.wire.messages import AdaptationState, ReplicaAddress, Report
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.routes import make_api
+from deployments.http.routes import Surroundings, make_api
 from deployments.scaling.controller import Placement
 from tests.deployments.fake_coordinator import FakeCoordinator
 
@@ -57,7 +57,9 @@ def test_replicas_that_are_wanted_and_run(
         return {"target": Placement(2, 1, "1 not placed"), "drafter": Placement(1, 1)}
 
     assert fake.get("/v1/status").json()["models"] == []
-    with TestClient(make_api(Service(endpoints, coordinator), ask_placements=placed)) as client:
+    with TestClient(
+        make_api(Service(endpoints, coordinator), surroundings=Surroundings(ask_placements=placed))
+    ) as client:
         assert client.get("/v1/status").json()["models"] == [
             {"model": "target", "wanted": 2, "running": 1, "reason": "1 not placed"},
             {"model": "drafter", "wanted": 1, "running": 1, "reason": None},
