@@ -4,6 +4,7 @@ Only this module applies Serve's decorators, to the classes of `replicas`. Only 
 transformers, so that the process that builds the application starts fast.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,36 +81,32 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
         a file has several coordinators that serve, too, whose keys' limits need a ledger; elsewhere they stand by.
     """
     config = give_cluster_gpus(config, ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0)
-    models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
-    options = _options() | {
-        "graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S  # Serve waits for its requests
-    }
-    if not autoscale:
-        options["request_router_config"] = {"request_router_class": STANDBY_ROUTER}
-    deploy = serve.deployment(
-        name=COORDINATOR if autoscale else LOCAL_COORDINATOR,
-        ray_actor_options={"num_cpus": 0, "runtime_env": runtime_env(threads=1)},
-        **options,
-    )
     roles = config.roles()
+    models = {name: _model_deployment(name, role, config, autoscale) for name, role in roles.items()}
     on_demand = {
         name
         for name, model in config.models.items()
         if autoscale and model.scaling is not None and model.scaling.min == 0 and roles.get(name) != "drafter"
     }
+    options: dict[str, Any] = {"graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S}  # Serve waits for requests
+    if not autoscale:
+        options["request_router_config"] = {"request_router_class": STANDBY_ROUTER}
+    deploy = _light_deployment(COORDINATOR if autoscale else LOCAL_COORDINATOR, **options)
     ledger = _ledger(config) if autoscale else None
     return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models, on_demand, ledger)
 
 
 def _ledger(config: ServerConfig) -> serve.Application | None:
     """Return the deployment of the ledger; None if no key has limits."""
-    keys = [key for name, config_ in config.http.api_keys.items() if (key := config_.api_key(name)).is_limited]
-    if not keys:
-        return None
-    deploy = serve.deployment(
-        name=LEDGER, ray_actor_options={"num_cpus": 0, "runtime_env": runtime_env(threads=1)}, **_options()
-    )
-    return deploy(KeyLedger).bind(keys)
+    keys = [settings.api_key(name) for name, settings in config.http.api_keys.items()]
+    limited = [key for key in keys if key.is_limited]
+    return _light_deployment(LEDGER)(KeyLedger).bind(limited) if limited else None
+
+
+def _light_deployment(name: str, **options: Any) -> Callable[[Callable[..., Any]], serve.Deployment]:
+    """Return the decorator of a deployment that computes little."""
+    actor: dict[str, Any] = {"num_cpus": 0, "runtime_env": runtime_env(threads=1)}
+    return serve.deployment(name=name, ray_actor_options=actor, **(_options() | options))
 
 
 def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: bool) -> serve.Application:
@@ -117,11 +114,16 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
     targets = [endpoint.target for endpoint in config.endpoints.values() if endpoint.drafter == name]
     leaders = [endpoint.target for endpoint in config.endpoints.values() if name in endpoint.through_text]
     roles = config.roles()
-    served = [deployment_name(target, roles[target]) for target in targets]
+    scaling = _scaling(name, config) if autoscale else None
+    if scaling is None:
+        replicas: dict[str, Any] = {"num_replicas": model.replicas}
+    else:
+        served = [deployment_name(target, roles[target]) for target in targets]
+        replicas = {"autoscaling_config": autoscaling_config(scaling, role, served, model.replicas)}
     deploy = serve.deployment(
         name=deployment_name(name, role),
         ray_actor_options=actor_options(model),
-        **_replica_options(model, role, served, _scaling(name, config) if autoscale else None),
+        **replicas,
         **_bundles(model),
         **_options(),
     )
@@ -155,15 +157,6 @@ def _scaling(name: str, config: ServerConfig) -> ScalingConfig | None:
     if model.scaling is None and any(config.models[drafter].scaling for drafter in drafters if drafter is not None):
         return ScalingConfig(min=model.replicas, max=model.replicas)
     return model.scaling
-
-
-def _replica_options(
-    model: ModelConfig, role: "Role", served: list[str], scaling: ScalingConfig | None
-) -> dict[str, Any]:
-    """Return Serve's option for the number of replicas. served: the deployments that a drafter drafts for."""
-    if scaling is None:
-        return {"num_replicas": model.replicas}
-    return {"autoscaling_config": autoscaling_config(scaling, role, served, model.replicas)}
 
 
 def _options() -> dict[str, Any]:
