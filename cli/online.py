@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from deployments.client import DEFAULT_URL, Client
+from deployments.fields.loopback import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from deployments.client import Client
 
 _INTERRUPTED = 130  # the shells' exit status after Ctrl-C
 _console = Console(highlight=False)
@@ -24,6 +27,12 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
     url = click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
     key = click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
     return url(key(function))
+
+
+def _client(url: str, api_key: str | None) -> "Client":
+    from deployments.client import Client  # imports httpx, which `--help` does without
+
+    return Client(url, api_key)
 
 
 _model_option = click.option("--model", help="An endpoint of the server; by default the first that is ready.")
@@ -49,7 +58,7 @@ def chat(
     from cli.console.conversation import Conversation, choose_model
     from cli.console.editor import PipeReader, TerminalEditor
 
-    client = Client(url, api_key)
+    client = _client(url, api_key)
     card = choose_model(client.document("/v1/models")["data"], model)
     conversation = Conversation(card["id"])
     conversation.system = system
@@ -94,7 +103,7 @@ def complete(
 
     if comparing and as_json:
         raise click.UsageError("--compare and --json don't go together")
-    client = Client(url, api_key)
+    client = _client(url, api_key)
     body = {**_parameters(assignments, shorthands), "prompt": _text(prompt)}
     body["model"] = choose_model(client.document("/v1/models")["data"], model)["id"]
     if as_json:
@@ -132,7 +141,7 @@ def report(
     texts = PROMPTS if prompts is None else [line for line in _read(prompts).split("\n") if line.strip()]
     if prompts is not None and not texts:
         raise click.UsageError(f"{prompts.name} has no prompts")
-    measured = Reporter(Client(url, api_key), max_tokens=max_tokens, temperature=temperature).run(endpoint, texts)
+    measured = Reporter(_client(url, api_key), max_tokens=max_tokens, temperature=temperature).run(endpoint, texts)
     for path in write_page(measured, output):
         _console.print(str(path), markup=False)
     if not has_pictures():
@@ -150,7 +159,7 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
     """Show what a server is doing: replicas, load, acceptance. Fails while no model can answer."""
     from cli.status import StatusReader, show, watch
 
-    reader = StatusReader(Client(url, api_key))
+    reader = StatusReader(_client(url, api_key))
     if watching:
         with suppress(KeyboardInterrupt):
             watch(reader, _console, interval_s=interval, as_json=as_json)
@@ -171,7 +180,7 @@ def scale(model: str, replicas: int, url: str, api_key: str | None, wait: bool, 
     """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
     from cli.status import wait_for_replicas
 
-    client, body = Client(url, api_key), {"model": model, "replicas": replicas}
+    client, body = _client(url, api_key), {"model": model, "replicas": replicas}
     client.checked("/scale", client.post("/scale", body))
     if wait:
         wait_for_replicas(client, model, replicas, partial(_console.print, markup=False), timeout_s=timeout)

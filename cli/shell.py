@@ -4,7 +4,7 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -17,7 +17,9 @@ from cli.online import chat, complete, report, scale, status
 from cli.serving.options import DTYPES, ServeOptions, model_options
 from cli.train import finetune, train
 from decoding.errors import ConsortError
-from deployments.client import Client
+
+if TYPE_CHECKING:
+    from deployments.client import Client
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_CONSORT_COMPLETE"  # click answers completions when it is set
@@ -183,6 +185,8 @@ def demo(keep: bool, port: int | None, verbose: bool) -> None:
 def models(config_path: Path | None, url: str | None, api_key: str | None) -> None:
     """List what clients can ask for, and the models behind it."""
     if url is not None:
+        from deployments.client import Client
+
         _console.print(_served_table(Client(url, api_key)))
         return
     from cli.serving.source import configured_table
@@ -212,7 +216,7 @@ def pull(model: str | None, revision: str | None, dtype: str) -> None:
         pull_configuration(Path(model))
 
 
-def _served_table(client: Client) -> Table:
+def _served_table(client: "Client") -> Table:
     table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
     for card in client.document("/v1/models")["data"]:
         shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])

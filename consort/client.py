@@ -7,8 +7,8 @@ from typing import Any
 
 from consort.text_model import Body, Route, TextModel
 from decoding.errors import UnavailableError
-from deployments.client import DEFAULT_URL
 from deployments.client import Client as HttpClient
+from deployments.fields.loopback import DEFAULT_URL
 
 _CONNECTIONS = 32  # requests that one call has in progress at once
 _STRICT = {"strict": True}  # unknown fields are mistakes here

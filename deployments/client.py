@@ -17,7 +17,6 @@ import httpx
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 from deployments.fields.loopback import is_loopback
 
-DEFAULT_URL = "http://127.0.0.1:8000"  # the default of `consort serve`
 _CONNECT_TIMEOUT_S = 10.0
 _GET_TIMEOUT_S = 120.0  # of silence; POST requests have none, as they may wait for long in the server's queue
 _PATIENCE_S = 30.0  # for a server whose connection broke to be there again

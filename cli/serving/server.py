@@ -20,11 +20,12 @@ from cli.serving.options import ServeOptions
 from cli.serving.progress import ProgressDisplay
 from cli.serving.source import Source, as_yaml, configured_table, plan_lines, read_source
 from decoding.errors import ConsortError
-from deployments.client import DEFAULT_URL, Client
+from deployments.client import Client
 from deployments.configuration.api_keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.document import Mistakes
 from deployments.configuration.paths import IS_CHECKOUT
+from deployments.fields.loopback import DEFAULT_URL
 from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
 from deployments.planning.machine import has_room_for_standby, prefer_gpus, this_machine
 
