@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from engine.loading.settings import load_tokenizer
-from training.heldout import read_prompts
+from evaluation.prompts import read_prompts
 
 HELD_OUT = Path("models/heldout.jsonl")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 import torch
 
+from evaluation.prompts import read_prompts
 from training.acceptance import measure
 from training.distillation.loop import DistillationOptions
 from training.distillation.run import RunOptions
 from training.drafter import DrafterOptions, train_drafter
-from training.heldout import read_prompts
 from training.inflate import inflate
 from training.texts import TargetOptions, TextOptions
 from training.tiny.checkpoint import bfloat16_copy, build, load, load_tokenizer, save, train_tokenizer

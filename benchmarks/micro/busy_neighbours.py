@@ -17,7 +17,7 @@ import httpx
 
 from benchmarks.models import HELD_OUT
 from benchmarks.report import table, write
-from training.heldout import read_prompts
+from evaluation.prompts import read_prompts
 
 _SETTLING_TOKENS = 64  # of an answer that does not count, after the neighbours have changed
 

@@ -26,7 +26,7 @@ from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.settings import load_tokenizer
 from engine.model.runner import Runner
-from training.heldout import read_prompts
+from evaluation.prompts import read_prompts
 
 _TASKS = "Explain this:", "Go on:", "Summarise this in a few words:", "What is wrong with this?"
 _DRAFT_LENGTH = 4

@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.report import table, write
 from consort import LLM, SamplingParams
-from training.heldout import read_prompts
+from evaluation.prompts import read_prompts
 
 _MODELS = Path(__file__).parents[2] / "models"
 # Which proposers draft, and in which engine: an engine has at most one drafter and one kind of heads.

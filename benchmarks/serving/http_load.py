@@ -21,7 +21,7 @@ from benchmarks.report import write
 from benchmarks.serving.exchange import Agreement, Exchange, MetricsMeter, complete
 from benchmarks.serving.servers import ConsortServer
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
-from training.heldout import read_prompts
+from evaluation.prompts import read_prompts
 
 _REFUSED = HTTPStatus.TOO_MANY_REQUESTS
 _SETTLE_S = 1.0  # until the metrics have what the proxy refused

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import VllmWorker, vllm_environment
-from training.heldout import read_prompts
+from evaluation.prompts import read_prompts
 
 
 @dataclass(frozen=True, slots=True)

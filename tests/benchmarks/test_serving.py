@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.serving.__main__ import OFF, ON, VLLM, LoadComparison, as_text
 from benchmarks.serving.load import Load, LoadGenerator, LoadResult
-from training.heldout import read_prompts
+from evaluation.prompts import read_prompts
 
 PROMPTS = Path("models/heldout.jsonl")
 RESULT = {

@@ -12,8 +12,8 @@ from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams, Structure
 from engine.loading.settings import load_tokenizer
+from evaluation.prompts import read_prompts
 from tests.chaos.load import Case, Transcript
-from training.heldout import read_prompts
 
 _INTEGERS = '{"type": "array", "items": {"type": "integer"}}'
 # Parameters of requests by kind; prompts and seeds differ within a kind.

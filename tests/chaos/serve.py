@@ -18,10 +18,10 @@ from benchmarks.processes import free_port
 from benchmarks.report import write
 from cli.serving.cluster import serving
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
+from evaluation.prompts import read_prompts
 from tests.chaos.findings import Fault, as_text, judge
 from tests.chaos.load import Case, Streams, Transcript, ask_into
 from tests.chaos.serve_faults import COUNT, Injector, coordinator_pids, is_settled, wait_for
-from training.heldout import read_prompts
 
 _BODIES: tuple[dict[str, object], ...] = (
     {"temperature": 0},
