@@ -31,18 +31,8 @@ def failure(*arguments: str) -> str:
 
 def command(target: Path, kind: str, output: Path, *, work: Path) -> list[str]:
     paths = ["--output", str(output), "--work", str(work)]
-    return [
-        sys.executable,
-        "-m",
-        "deployments",
-        "train",
-        "heads",
-        str(target),
-        "--kind",
-        kind,
-        *paths,
-        *OPTIONS.split(),
-    ]
+    program = [sys.executable, "-m", "cli", "train", "heads", str(target), "--kind", kind]
+    return [*program, *paths, *OPTIONS.split()]
 
 
 def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
