@@ -92,12 +92,10 @@ class TextStream:
         if not self._criteria:
             return None
         self._text += text
-        matches = (criterion for criterion in self._criteria if criterion(self._tokens, self._text))
-        return next(map(_name, matches), None)
-
-
-def _name(criterion: Criterion) -> str:
-    return getattr(criterion, "__name__", type(criterion).__name__)
+        for criterion in self._criteria:
+            if criterion(self._tokens, self._text):
+                return getattr(criterion, "__name__", type(criterion).__name__)
+        return None
 
 
 class ActiveRequest:
@@ -168,6 +166,7 @@ class ActiveRequest:
         """Make the message by which a replica continues the request from its committed tokens."""
         request = self.request
         max_draft_length = request.max_draft_length
+        ensemble = Ensemble(request.endpoint.target, self.members, request.ensemble_options)
         colocated = request.endpoint.colocated and request.may_draft("drafter")
         has_drafter = self.drafter is not None or (colocated and max_draft_length > 0)
         ngram = request.endpoint.ngram if request.may_draft("ngram") else None
@@ -183,7 +182,7 @@ class ActiveRequest:
             ngram=ngram,
             heads=heads,
             beams=request.beams,
-            ensemble=self._ensemble(),
+            ensemble=ensemble if request.endpoint.members else None,
             target=target,
             attached_drafter=self.drafter,
             admission=self.admission,
@@ -192,11 +191,6 @@ class ActiveRequest:
             adapter=request.endpoint.adapter,
             arrived_at_s=request.arrived_at_s,
         )
-
-    def _ensemble(self) -> Ensemble | None:
-        if not self.request.endpoint.members:
-            return None
-        return Ensemble(self.request.endpoint.target, self.members, self.request.ensemble_options)
 
     def has_member(self, replica: str) -> bool:
         """Whether the replica is a member of the request's ensemble."""

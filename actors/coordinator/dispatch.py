@@ -129,7 +129,10 @@ class Dispatch:
                 self.detach_drafter(active)
         for active in list(self._active.values()):
             if active.target is not None and active.has_member(name):
-                self._replace_member(active, name, now_s)
+                if self._can_drop(active, name):
+                    self._drop_member(active, name)
+                else:
+                    self.replace_target(active, now_s)
 
     def vacate(self, now_s: float) -> None:
         """Move requests off replicas that leave or hang, if there are others. Detach leaving drafters in any case."""
@@ -181,12 +184,6 @@ class Dispatch:
         for name in filter(self._replica_table.is_leaving, replicas):
             if self._can_drop(active, name):
                 self._drop_member(active, name)
-
-    def _replace_member(self, active: ActiveRequest, name: str, now_s: float) -> None:
-        if self._can_drop(active, name):
-            self._drop_member(active, name)
-        else:
-            self.replace_target(active, now_s)
 
     def _can_drop(self, active: ActiveRequest, name: str) -> bool:
         present = [member.address is not None and member.address.name != name for member in active.members]

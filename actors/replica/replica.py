@@ -270,7 +270,9 @@ class Replica:
         self.address = self._link.address
         self._loop: Loop
         self._adaptation: Adaptation | None = None
-        self._thread = LoopThread(self._link.name, self._turn, self._link.wake, prepare=partial(self._load, spec))
+        self._thread = LoopThread(
+            self._link.name, lambda: self._loop.turn(), self._link.wake, prepare=partial(self._load, spec)
+        )
         try:
             self._thread.start()
         except BaseException:
@@ -286,9 +288,6 @@ class Replica:
         # A turn that publishes new weights loads them.
         self._thread.usual_turn_s = prefill_s if self._adaptation is None else max(prefill_s, loaded_s)
         self._loop = make_loop(spec.role, runner, self._link, options)
-
-    def _turn(self) -> None:
-        self._loop.turn()
 
     @property
     def times(self) -> LoopTimes:
