@@ -83,11 +83,13 @@ class Soak:
         done = threading.Event()
         watch = threading.Thread(target=self._watch, args=(occupied, done))
         watch.start()
-        with ThreadPoolExecutor(self._streams) as pool:
-            generators = [random.Random(self._rng.random()) for _ in range(self._streams)]
-            results = list(itertools.chain(*pool.map(lambda rng: self._run_client(rng, until_s), generators)))
-        done.set()
-        watch.join()
+        try:
+            with ThreadPoolExecutor(self._streams) as pool:
+                generators = [random.Random(self._rng.random()) for _ in range(self._streams)]
+                results = list(itertools.chain(*pool.map(lambda rng: self._run_client(rng, until_s), generators)))
+        finally:
+            done.set()
+            watch.join()
         leaked = self._leaked()
         gc.collect()
         return Round(
@@ -168,7 +170,7 @@ def growth(rounds: Sequence[Round]) -> tuple[dict[str, float], float]:
 @click.command(context_settings={"show_default": True})
 @click.option("--minutes", default=15.0)
 @click.option("--rounds", "count", default=15)
-@click.option("--slots", default=8)
+@click.option("--slots", default=8, help="Of each model; a beam search takes up to four.")
 @click.option("--threads", default=1, help="Of each model.")
 @click.option("--seed", default=0)
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/soak.json"))
