@@ -1,1 +1,1 @@
-"""Endpoints: HTTP bodies become requests to models, deltas become answers. Knows no HTTP."""
+"""Endpoints: HTTP bodies become requests to models, and requests deltas."""
