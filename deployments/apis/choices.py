@@ -27,6 +27,8 @@ from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.fields.generation import GenerationRequest
 from deployments.strategies.deliberation import Outcome, Progress
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
 
 class PromptTokensDetails(BaseModel):
     """What the prompts' tokens are made of."""
@@ -92,9 +94,6 @@ def speculation_of(total: Statistics) -> Speculation:
             for name, count in total.drafted_by.items()
         },
     )
-
-
-ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class AnyChoice(BaseModel):

@@ -18,6 +18,8 @@ _CLEAN_UP = (
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
+_CACHED_TOKENS = 16_384  # log-probabilities name the same tokens again and again
+_SPACE = "▁"  # how SentencePiece writes it
 
 
 def text_decoder(tokenizer: PreTrainedTokenizerBase, size: int, *, hidden: Set[int] | None = None) -> TextDecoder:
@@ -102,10 +104,6 @@ def _is_local(step: dict[str, Any]) -> bool:
     """Whether a step of a decoder, run on a whole text, looks at single characters or at its ends."""
     one_character = step["type"] == "Replace" and len(step["pattern"].get("String", "  ")) == 1
     return one_character or step["type"] in ("Fuse", "Strip", "Metaspace")
-
-
-_CACHED_TOKENS = 16_384  # log-probabilities name the same tokens again and again
-_SPACE = "▁"  # how SentencePiece writes it
 
 
 class TokenDecoder:

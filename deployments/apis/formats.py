@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 _FILE = Path(__file__).with_suffix(".yaml")
+ToolFormat = Literal["hermes", "mistral", "llama"]
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+# Texts leave out special tokens, so only the JSON of Mistral's and Llama's formats remains.
+_SIGNS: dict[str, ToolFormat] = {
+    "<tool_call>": "hermes",  # NousResearch's Hermes, Qwen 2.5 and 3: JSON between tags
+    "[TOOL_CALLS]": "mistral",  # a list of JSON objects
+    "<|python_tag|>": "llama",  # Llama 3: an object, or several with ";" between
+    '"parameters": dictionary of argument name': "llama",
+}
 
 
 def response_template(tokenizer: PreTrainedTokenizerBase) -> "ResponseTemplate | None":
@@ -53,19 +62,6 @@ def kept_tokens(template: "ResponseTemplate", tokenizer: PreTrainedTokenizerBase
 def _known() -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     return entries
-
-
-ToolFormat = Literal["hermes", "mistral", "llama"]
-
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-
-# Texts leave out special tokens, so only the JSON of Mistral's and Llama's formats remains.
-_SIGNS: dict[str, ToolFormat] = {
-    "<tool_call>": "hermes",  # NousResearch's Hermes, Qwen 2.5 and 3: JSON between tags
-    "[TOOL_CALLS]": "mistral",  # a list of JSON objects
-    "<|python_tag|>": "llama",  # Llama 3: an object, or several with ";" between
-    '"parameters": dictionary of argument name': "llama",
-}
 
 
 def tool_format(chat_template: object) -> ToolFormat | None:

@@ -17,6 +17,8 @@ from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.fields.strict import nearest
 from engine.loading.lora import read_lora
 
+TryOut = Callable[[ServedEndpoint], Awaitable[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterChange:
@@ -47,9 +49,6 @@ class AdapterRegistry:
             if name not in self.changes or change.stamp_s > self.changes[name].stamp_s
         }
         self.changes = {**self.changes, **newer}
-
-
-TryOut = Callable[[ServedEndpoint], Awaitable[None]]
 
 
 class RunTimeAdapters:

@@ -31,6 +31,7 @@ _MOST_CHARACTERS = 8 * _MOST_TOKENS
 _WINDOW = 2048  # tokens that are scored in one pass
 _OVERLAP = 256  # of these, tokens before those that are scored
 _UNKNOWN_LOGPROB = -16.0  # nats, of tokens that a trimmed vocabulary lacks, which have −∞
+LOOK_AHEAD = 8  # tokens that the small model writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +128,6 @@ class Compressor:
 
 def _too_long(field: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field}: {reason}.", field=field)
-
-
-LOOK_AHEAD = 8  # tokens that the small model writes
 
 
 class ChunkCompression:

@@ -97,9 +97,6 @@ def check_members(
     return different
 
 
-_log = logging.getLogger(__name__)
-
-
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
     """Load the tokenizers and defaults of every endpoint, by name, the adapters of their targets among them.
 
@@ -237,7 +234,7 @@ def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     named = {int(eos) for eos in (*ends, tokenizer.eos_token_id) if eos is not None}
     vocab_size = _vocab_size(model)
     if unknown := sorted(end for end in named if not 0 <= end < vocab_size):
-        _log.warning(
+        _logger.warning(
             "%s names end tokens that the model, of %d tokens, can't write: %s", model.path, vocab_size, unknown
         )
     return tuple(sorted(named.difference(unknown)))

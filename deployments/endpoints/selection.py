@@ -17,6 +17,10 @@ from transformers import PreTrainedTokenizerBase
 _CODE = re.compile(r"^[ \t]*(```+|~~~+).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 _SENTENCE_END = re.compile(r"(?:[.!?…][\"'”’)\]]*\s+|\n+)")
+SEGMENT = 200  # tokens; LLMLingua's
+CHUNK = 16  # tokens
+SMOOTHED = 13  # neighbouring tokens; SpecPrefill's
+_COARSE = 2.0  # the budget controller leaves so many times the budget; LLMLingua's k
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +119,6 @@ def _token_spans(text: str, tokenizer: PreTrainedTokenizerBase) -> list[tuple[in
             starts.append(start if starts else 0)
             tokens.append([token])
     return [(start, end, piece) for (start, end), piece in zip(pairwise([*starts, len(text)]), tokens, strict=True)]
-
-
-SEGMENT = 200  # tokens; LLMLingua's
-CHUNK = 16  # tokens
-SMOOTHED = 13  # neighbouring tokens; SpecPrefill's
-_COARSE = 2.0  # the budget controller leaves so many times the budget; LLMLingua's k
 
 
 def keep_perplexity(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:

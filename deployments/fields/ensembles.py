@@ -10,6 +10,7 @@ from decoding.errors import InvalidRequestError
 from deployments.fields.strict import StrictModel
 
 _DEFAULTS = BlendParams()
+_MAX_MEMBERS = 64
 
 
 class BlendFields(StrictModel):
@@ -46,9 +47,6 @@ class BlendFields(StrictModel):
         description="contrastive, difference: of the amateur's distribution; "
         f"{_DEFAULTS.amateur_temperature} unless set.",
     )
-
-
-_MAX_MEMBERS = 64
 
 
 class EnsembleFields(StrictModel):

@@ -27,6 +27,13 @@ _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {  # by name: values that 
     "guided_json_object": ((False,), 'send response_format: {"type": "json_object"}'),
     "guided_whitespace_pattern": ((), "blanks can't be chosen"),
 }
+_MAX_CHOICES = 128
+_MAX_DRAFT_LENGTH = 32
+_SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
+_LONGEST_SALT = 200  # characters
+_DRAW_SEED = -1  # as in llama.cpp and vLLM
+_NO_DEFAULTS = SamplingFields()
+Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
 
 
 def check_others(fields: Mapping[str, Any]) -> None:
@@ -51,16 +58,6 @@ class CompatibilityFields(StrictModel):
     spaces_between_special_tokens: (
         Annotated[bool, only(True, why="texts have no special tokens; `return_token_details` shows them")] | None
     ) = Field(None, description="Only true.")
-
-
-_MAX_CHOICES = 128
-_MAX_DRAFT_LENGTH = 32
-_SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
-_LONGEST_SALT = 200  # characters
-_DRAW_SEED = -1  # as in llama.cpp and vLLM
-_NO_DEFAULTS = SamplingFields()
-
-Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
 
 
 class StreamOptions(StrictModel):

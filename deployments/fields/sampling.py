@@ -10,6 +10,8 @@ from deployments.fields.strict import StrictModel
 from deployments.fields.types import BadWords, Items, Limit, LogitBias, StopStrings, TokenId, TokenIds, Words
 
 _CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the other fields have SamplingParams' names
+_DEFAULT_BEAMS = 4
+_MAX_ALTERNATIVES = 32
 
 
 class SamplingFields(StrictModel):
@@ -82,10 +84,6 @@ class SamplingFields(StrictModel):
 def _given(fields: SamplingFields) -> dict[str, Any]:
     values = ((name, getattr(fields, name)) for name in SamplingFields.model_fields)
     return {name: value for name, value in values if value is not None}
-
-
-_DEFAULT_BEAMS = 4
-_MAX_ALTERNATIVES = 32
 
 
 def _as_alternatives(value: object) -> object:

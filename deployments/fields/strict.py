@@ -31,6 +31,12 @@ _WITHOUT_VALUE = {
     "string_too_short",
     "string_too_long",
 }
+MAX_BODY_BYTES = 6 * 2**20  # default: 4 MB of text with its escapes
+_BYTES_PER_VALUE = 32  # body bytes for each value that it may have
+_MOST_DIGITS = 400  # any double has fewer; parsing time grows with their square
+_MOST_LEVELS = 100
+_SLICE_BYTES = 2**18
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class IgnoredFields:
@@ -157,15 +163,6 @@ def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
 def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-
-
-MAX_BODY_BYTES = 6 * 2**20  # default: 4 MB of text with its escapes
-_BYTES_PER_VALUE = 32  # body bytes for each value that it may have
-_MOST_DIGITS = 400  # any double has fewer; parsing time grows with their square
-_MOST_LEVELS = 100
-_SLICE_BYTES = 2**18
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def most_values(max_body_bytes: int) -> int:

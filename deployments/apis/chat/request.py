@@ -13,6 +13,7 @@ from deployments.fields.strict import StrictModel, Text
 from deployments.fields.types import Items, Limit, only, without_effect
 
 _NEWER = "send tools and tool_choice"
+_MAX_CHAT_LOGPROBS = 20
 
 
 class ChatCompatibilityFields(StrictModel):
@@ -31,9 +32,6 @@ class ChatCompatibilityFields(StrictModel):
     audio: Annotated[Any, only(why="answers are text")] = Field(None, description="Only null.")
     prediction: Annotated[Any, without_effect()] = Field(None, description="Without effect: drafts come from drafters.")
     web_search_options: Annotated[Any, only(why="there is no web search")] = Field(None, description="Only null.")
-
-
-_MAX_CHAT_LOGPROBS = 20
 
 
 def _null_as_empty(value: object) -> object:

@@ -37,6 +37,7 @@ _ROLES: dict[str, set[BlockType]] = {
     "assistant": {"text", "tool_use", "thinking", "redacted_thinking"},
     "system": {"text"},
 }
+_CHOICES = 'should be {"type": "auto"}, "any", "none" or {"type": "tool", "name": …}'
 
 
 def _as_blocks(value: object) -> object:
@@ -129,9 +130,6 @@ def chat_messages(messages: Sequence[AnthropicMessage], system: Sequence[TextBlo
     return [
         Message.model_validate(turn) for turn in (*first, *(turn for message in messages for turn in message.turns))
     ]
-
-
-_CHOICES = 'should be {"type": "auto"}, "any", "none" or {"type": "tool", "name": …}'
 
 
 class AnthropicTool(StrictModel):

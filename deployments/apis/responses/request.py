@@ -20,6 +20,7 @@ _FIELDS: dict[ItemType, set[str]] = {
     "function_call_output": {"call_id", "output"},
     "reasoning": {"content"},
 }
+_NO_STATE = "nothing is stored; send the whole conversation"
 
 
 def _as_parts(value: object) -> object:
@@ -105,9 +106,6 @@ def conversation(items: Sequence[Item], instructions: str | None) -> list[Messag
 
 def _text(parts: Sequence[ItemPart] | None) -> str:
     return "".join(part.text for part in parts or ())
-
-
-_NO_STATE = "nothing is stored; send the whole conversation"
 
 
 def _as_items(value: object) -> object:
