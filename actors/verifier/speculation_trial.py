@@ -24,7 +24,7 @@ _FIRST_S = 0.2  # what the first trial of a size may lose before it is earned: 0
 _DRAFTING = 1.2  # factor on the cost of a step that verifies drafts, since making them takes time, too
 _MAX_CREDIT_S, _MAX_CREDIT = 2.0, 4.0  # the most that is kept: seconds, and first trials
 _PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off; the next one may lose so much more
-_MIN_PAUSE = 4.0  # between trials: times the length of the last one
+_MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the length of the last trial
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _CHANGED = 0.95  # of the speed with drafts in the last trial: below that, or the plain speed, no long pause is made
@@ -297,7 +297,7 @@ class SpeculationTrial:
         self._open(not trial.speculating, trying=False)
 
     def _begin_pause(self, trial: _Window) -> None:
-        self._since_trial_s, self._min_pause_s = 0.0, _MIN_PAUSE * trial.total_s
+        self._since_trial_s, self._min_pause_s = 0.0, max(_MIN_PAUSE_S, _MIN_PAUSE * trial.total_s)
 
     def _close_trial(self, before: _Window) -> None:
         """Learn from the trial, and go on with the faster mode. before: the window before the trial."""
