@@ -59,7 +59,7 @@ def test_texts_are_the_same_as_without_sharing(seed: int, drafter: str | None) -
     asked = requests(seed, drafter)
     with (
         mock.patch.object(Row, "may_share", False),
-        mock.patch("actors.verifier.row.TargetRow.may_share", False),
+        mock.patch("actors.verifier.rows.TargetRow.may_share", False),
         running(64) as engine,
     ):
         expected = tokens(engine, asked)
