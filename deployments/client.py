@@ -178,17 +178,12 @@ class Client:
                     refusal = self._error(path, _reply(response))
                     raise _BrokenOffError(refusal) if response.status_code in _TRY_AGAIN else refusal
                 progress.has_begun = True
-                rest = b""
-                for chunk in response.iter_bytes():
-                    *events, rest = (rest + chunk).split(b"\n\n")
-                    for event in events:
-                        lines = (line.partition(":") for line in event.decode().split("\n"))
-                        fields = {name: value.strip() for name, _, value in lines}
-                        if fields.get("data") == "[DONE]":
-                            return
-                        if "data" in fields:
-                            progress.last_id, progress.has_passed_on = fields.get("id", progress.last_id), True
-                            yield fields["data"]
+                for event in _events_of(response):
+                    if event.get("data") == "[DONE]":
+                        return
+                    if "data" in event:
+                        progress.last_id, progress.has_passed_on = event.get("id", progress.last_id), True
+                        yield event["data"]
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise _BrokenOffError(self._unreachable(error)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -237,6 +232,16 @@ def _proxy_for(url: str) -> str | None:
 def _has_broken(cause: BaseException | None) -> bool:
     """Whether a connection that was there has ended without the whole response."""
     return isinstance(cause, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+
+
+def _events_of(response: httpx.Response) -> Iterator[dict[str, str]]:
+    """Yield the fields of each event that has come whole. httpx's own lines also end at U+2028, which texts contain."""
+    rest = b""
+    for chunk in response.iter_bytes():
+        *events, rest = (rest + chunk).split(b"\n\n")
+        for event in events:
+            lines = (line.partition(":") for line in event.decode().split("\n"))
+            yield {name: value.strip() for name, _, value in lines}
 
 
 def _reply(response: httpx.Response) -> Reply:

@@ -14,6 +14,7 @@ from deployments import client as client_module
 from deployments.client import Client
 
 STREAMS = {
+    "/lines": (200, 'data: {"a": "x\u2028y"}\n\ndata: [DONE]\n\n'),
     "/good": (200, 'data: {"a": 1}\n\ndata: {"a": 2}\n\ndata: [DONE]\n\n'),
     "/broken": (200, 'data: {"a": 1}\n\n'),
     "/failed": (200, 'data: {"a": 1}\n\ndata: {"error": {"message": "gone"}}\n\n'),
@@ -58,6 +59,10 @@ def client() -> Iterator[Client]:
 
 def test_a_stream_ends_with_done(client: Client) -> None:
     assert list(client.stream("/good", {})) == [{"a": 1}, {"a": 2}]
+
+
+def test_only_line_feeds_end_lines(client: Client) -> None:
+    assert list(client.stream("/lines", {})) == [{"a": "x\u2028y"}]
 
 
 @pytest.mark.parametrize(
