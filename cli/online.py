@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # the shells' exit status after Ctrl-C
 _console = Console(highlight=False)
 _errors = Console(highlight=False, stderr=True)
+_model_option = click.option("--model", help="An endpoint of the server; by default the first that is ready.")
+_set_option = click.option(
+    "--set", "assignments", metavar="NAME=VALUE", multiple=True, help="Set a request parameter; may be repeated."
+)
+_colours_option = click.option(
+    "--colours/--no-colours", default=True, help="Show by colour how each token came to be, on a terminal."
+)
 
 
 def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,15 +40,6 @@ def _client(url: str, api_key: str | None) -> "Client":
     from deployments.client import Client  # imports httpx, which `--help` does without
 
     return Client(url, api_key)
-
-
-_model_option = click.option("--model", help="An endpoint of the server; by default the first that is ready.")
-_set_option = click.option(
-    "--set", "assignments", metavar="NAME=VALUE", multiple=True, help="Set a request parameter; may be repeated."
-)
-_colours_option = click.option(
-    "--colours/--no-colours", default=True, help="Show by colour how each token came to be, on a terminal."
-)
 
 
 @click.command()

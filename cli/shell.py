@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_CONSORT_COMPLETE"  # click answers completions when it is set
+_console = Console(highlight=False)
+_address_option = click.option(
+    "--address", envvar="RAY_ADDRESS", help="Serve on a running Ray cluster (auto: the one on this machine)."
+)
+_verbose_option = click.option("--verbose", is_flag=True, help="Show what Ray and the replicas print.")
+_REMOVED = {
+    "compress": "send POST /compress, or `prompt_compression` in a request (docs/http.md)",
+    "convert-heads": "pickled heads are read where there are no safetensors",
+    "prune": "`consort train drafter MODEL --epochs 0` writes what is left, untrained; see --layers and --vocabulary",
+}
 
 
 def install_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
@@ -56,19 +66,6 @@ def _script(shell: str) -> tuple[Path, str]:
         case _:
             folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
             return folder / "fish" / "completions" / "consort.fish", "new shells use it"
-
-
-_console = Console(highlight=False)
-_address_option = click.option(
-    "--address", envvar="RAY_ADDRESS", help="Serve on a running Ray cluster (auto: the one on this machine)."
-)
-_verbose_option = click.option("--verbose", is_flag=True, help="Show what Ray and the replicas print.")
-
-_REMOVED = {
-    "compress": "send POST /compress, or `prompt_compression` in a request (docs/http.md)",
-    "convert-heads": "pickled heads are read where there are no safetensors",
-    "prune": "`consort train drafter MODEL --epochs 0` writes what is left, untrained; see --layers and --vocabulary",
-}
 
 
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:

@@ -18,6 +18,10 @@ from deployments.client import Client
 
 Document = Mapping[str, Any]
 _POLL_S = 0.5
+_BAR_WIDTH = 5  # characters: a row of a replica with a short name has 80
+_UNLIMITED = 10_000  # characters
+_AWAY = (DeadlineError, OverloadedError, UnavailableError)
+_RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +180,6 @@ def _ratio(part: float, whole: float) -> float | None:
 
 def _replica(replica: Document) -> ReplicaStatus:
     return ReplicaStatus(**{field.name: replica[field.name] for field in fields(ReplicaStatus)})
-
-
-_BAR_WIDTH = 5  # characters: a row of a replica with a short name has 80
-_UNLIMITED = 10_000  # characters
-_AWAY = (DeadlineError, OverloadedError, UnavailableError)
-_RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")
 
 
 def watch(reader: StatusReader, console: Console, *, interval_s: float, as_json: bool) -> None:

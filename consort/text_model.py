@@ -6,6 +6,11 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Literal, Self
 
+Prompt = str | Sequence[int]  # a text, or token ids
+Messages = Sequence[Mapping[str, Any]]  # of a conversation, as OpenAI's API has them, oldest first
+Body = dict[str, Any]
+Route = Literal["/v1/completions", "/v1/chat/completions"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -174,11 +179,6 @@ def _read_choice(choice: Mapping[str, Any]) -> Choice:
         logprobs=choice.get("logprobs"),
     )
 
-
-Prompt = str | Sequence[int]  # a text, or token ids
-Messages = Sequence[Mapping[str, Any]]  # of a conversation, as OpenAI's API has them, oldest first
-Body = dict[str, Any]
-Route = Literal["/v1/completions", "/v1/chat/completions"]
 
 _DEFAULTS = SamplingParams()
 

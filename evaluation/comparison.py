@@ -38,6 +38,8 @@ from evaluation.workload import Report, Workload
 _SCORING_TIMEOUT_S = 600.0
 _NO_LIMIT = 1_000_000  # requests; all may wait
 _RUNNING = 32  # requests of one model at once
+_READY_S = 0.01
+_SIGNIFICANT = 2.0  # standard errors; a larger difference counts as significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +201,6 @@ def _with_new_id(request: Request) -> Request:
 
 def _warm_up(request: Request) -> Request:
     return replace(request, params=replace(request.params, max_tokens=8, min_tokens=0))
-
-
-_READY_S = 0.01
-_SIGNIFICANT = 2.0  # standard errors; a larger difference counts as significant
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+_HEAD = ("tokens", "entropy-1", "entropy-2", "entropy-3", "distinct-1", "distinct-2", "repetition", "likelihood")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextMetrics:
@@ -100,9 +102,6 @@ def _ngrams(tokens: Sequence[Hashable], n: int) -> Counter[tuple[Hashable, ...]]
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
-
-
-_HEAD = ("tokens", "entropy-1", "entropy-2", "entropy-3", "distinct-1", "distinct-2", "repetition", "likelihood")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DRAFT_LENGTHS = tuple(range(1, 11))
 _BLENDS = ("contrastive", "ensemble")
+_TIMES, _ACCEPTANCE = "execution-time.png", "acceptance.png"
+_BLUE, _RED = "#3b6fb6", "#c0392b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +201,6 @@ def _main_card(cards: Sequence[Mapping[str, Any]], endpoint: str | None) -> Mapp
         names = ", ".join(card["id"] for card in alone) or "none"
         raise UnavailableError(f"the server has no endpoint {endpoint or 'with one target'!r}; it has {names}")
     return max(chosen, key=lambda card: bool(card["proposers"]))
-
-
-_TIMES, _ACCEPTANCE = "execution-time.png", "acceptance.png"
-_BLUE, _RED = "#3b6fb6", "#c0392b"
 
 
 def write_page(report: Report, folder: Path) -> list[Path]:

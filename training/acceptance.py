@@ -14,6 +14,8 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 from evaluation.limits import accepted_lengths, tokens_per_step
 
+DRAFT_LENGTHS = range(1, 9)
+
 
 def gumbel(*shape: int, generator: torch.Generator) -> Tensor:
     """Return standard Gumbel noise, float32: argmax(logits + gumbel) is a draw from softmax(logits)."""
@@ -47,9 +49,6 @@ def continue_prompts(model: LlamaForCausalLM, prompts: Tensor, noise: Tensor, te
         new = drawn[:, None]
         tokens = torch.cat((tokens, new), dim=1)
     return tokens
-
-
-DRAFT_LENGTHS = range(1, 9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ from training.files import whole_folder
 IGNORED = -100  # the label of a token that is not learned, as transformers has it
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _EXPECTED = 'give {"messages": [{"role": …, "content": …}, …]} or {"text": …}'
+_RUN = "finetune.json"  # which run the checkpoints beside it are of
+_STATE = "trainer_state.json"  # the Trainer writes it last
+_STEPS_PER_REPORT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +202,6 @@ def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model with its adapters added to its weights."""
     adapted: Any = model
     return cast(PreTrainedModel, adapted.merge_and_unload())
-
-
-_RUN = "finetune.json"  # which run the checkpoints beside it are of
-_STATE = "trainer_state.json"  # the Trainer writes it last
-_STEPS_PER_REPORT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

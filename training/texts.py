@@ -39,6 +39,9 @@ _MARK = "\u241f"  # stands for a question while a chat template is taken apart
 QUESTION_TOKENS = 128
 _TEMPERATURES = (0.0, 0.7, 0.7, 1.0)  # of answers
 _QUESTION_TEMPERATURE, _QUESTION_TOP_P = 0.8, 0.95  # small models write nonsense at 1
+Report = Callable[[str], None]
+TEXTS = "texts"
+_SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,11 +208,6 @@ def split(of_chats: Sequence[T]) -> tuple[list[T], list[T]]:
     """Return what belongs to the chats to train on, and to those held out. of_chats: all chats, or a thing of each."""
     held_out = [each for number, each in enumerate(of_chats) if number % HELD_OUT == 0]
     return [each for number, each in enumerate(of_chats) if number % HELD_OUT], held_out
-
-
-Report = Callable[[str], None]
-TEXTS = "texts"
-_SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

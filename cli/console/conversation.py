@@ -19,6 +19,7 @@ _MANY_TOKENS = 2**31 - 1
 _EXAMPLES: dict[str, object] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
 _WORDS = {"on": True, "off": False}
 _RESERVED = ("model", "messages", "prompt", "stream", "stream_options", "n", "return_token_details", "template")
+Turn = dict[str, str]
 
 
 class Parameters:
@@ -96,9 +97,6 @@ def _readings(text: str) -> Iterator[object]:
     if text in _WORDS:
         yield _WORDS[text]
     yield text
-
-
-Turn = dict[str, str]
 
 
 class Conversation:

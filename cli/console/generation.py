@@ -10,6 +10,8 @@ from typing import Any
 from decoding.errors import InvalidRequestError
 from deployments.client import Client
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
@@ -49,9 +51,6 @@ class Attribution:
             text = text[len(token.text) :]
             spans.append(token)
         return [*spans, TextSpan(text, "")] if text else spans
-
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ COLOURS = {
 # A model's text must not control the terminal: control characters are shown as symbols.
 _SYMBOLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "␡"}
 _SYMBOLS |= dict.fromkeys(range(0x80, 0xA0), "�")
+_COMPARED = ("tokens", "tokens/s", "first token", "target steps")
+_CONTEXT = 20  # characters shown on each side of a difference
 
 
 class TextPrinter:
@@ -67,10 +69,6 @@ def legend(counts: Mapping[str, int]) -> Text:
     return Text("  ").join(
         Text.assemble(("■ ", COLOURS[source] or ""), (f"{counts[source]} {source}", "dim")) for source in sources
     )
-
-
-_COMPARED = ("tokens", "tokens/s", "first token", "target steps")
-_CONTEXT = 20  # characters shown on each side of a difference
 
 
 def summary(generation: Generation, *, colours: bool) -> Group:

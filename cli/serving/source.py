@@ -24,6 +24,8 @@ from deployments.planning.model_server import BUNDLED
 from deployments.planning.plan import GIB, Assignment, Plan, plan_server, planned
 
 STANDARD_INPUT = "-"
+_FEW = GIB // 10  # bytes, below which they are shown in MiB
+_ROUND = 1000  # tokens: the number is an estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +139,6 @@ def _from_standard_input() -> ServerConfig:
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"can't read standard input: {error}") from error
     return parse_config(data, folder=Path.cwd())
-
-
-_FEW = GIB // 10  # bytes, below which they are shown in MiB
-_ROUND = 1000  # tokens: the number is an estimate
 
 
 def plan_lines(plan: Plan, config: ServerConfig) -> list[str]:

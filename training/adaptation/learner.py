@@ -28,6 +28,9 @@ from training.drafter import counted_logits
 LONGEST = 1024  # tokens of a text, its last ones
 _TOKENS = 512  # of a batch: small ones, for recent texts are few
 _HELD_OUT = 4  # every fourth text is never learned
+_BETAS = (0.9, 0.95)
+_START_SHARE = 0.1  # of the divergence from the drafter's files in the loss, so that it does not forget
+_CERTAINTY = 2.0  # standard deviations by which a difference counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,11 +102,6 @@ def _packed(texts: Sequence[CommittedText]) -> list[list[CommittedText]]:
 
 def _length(text: CommittedText) -> int:
     return min(len(text.tokens), LONGEST)
-
-
-_BETAS = (0.9, 0.95)
-_START_SHARE = 0.1  # of the divergence from the drafter's files in the loss, so that it does not forget
-_CERTAINTY = 2.0  # standard deviations by which a difference counts
 
 
 class AdaptingDrafter:

@@ -18,6 +18,8 @@ from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabula
 from engine.loading.settings import is_trimmed, vocabulary_size
 from training.texts import Chat
 
+_SORTED_TOGETHER = 32  # batches; longer runs waste less padding, and are less random
+
 
 class StudentVocabulary:
     """The target's tokens as a student's rows."""
@@ -78,9 +80,6 @@ def most_used(chats: Iterable[Chat], count: int, special: Sequence[int]) -> list
     tokens, weights = (torch.cat(column) for column in zip(*pairs, strict=True))
     use = torch.zeros(int(tokens.max()) + 1, dtype=torch.float64).index_add_(0, tokens, weights)
     return sorted({*use.argsort(descending=True, stable=True)[:count].tolist(), *special})
-
-
-_SORTED_TOGETHER = 32  # batches; longer runs waste less padding, and are less random
 
 
 class FeatureSlice(Protocol):

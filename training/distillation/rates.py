@@ -28,6 +28,8 @@ _TINY = 1e-6
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(log q [N, K], p [N, K]) to the mean over positions, []"""
 
+LONGEST_DRAFT = 8
+
 
 def teacher_probabilities(logprobs: Tensor, temperature: float) -> Tensor:
     """Return the teacher's probabilities of its candidates at a temperature above 0, [N, K] float32.
@@ -85,9 +87,6 @@ def lk(log_q: Tensor, p: Tensor) -> Tensor:
 
 
 LOSSES: Mapping[LossName, Loss] = {"lk": lk, "kl": kl, "reverse_kl": reverse_kl, "tv": tv}
-
-
-LONGEST_DRAFT = 8
 
 
 @dataclass(frozen=True, slots=True)

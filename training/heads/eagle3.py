@@ -37,6 +37,12 @@ _LAYER_KEYS = (
     "mlp_bias",
 )
 _USUAL_DRAFT = 5
+_HEAD_DIM = 64
+_BETAS = (0.9, 0.95)
+_DECAY = 0.01
+_OTHER_RATE = 0.15  # of AdamW's learning rate, in parts of Muon's
+_STD = 0.02
+_FIRST_TOKEN = 0.4  # of the training
 
 
 def unroll(head: Eagle3Head, features: Tensor, embeddings: Tensor, steps: int) -> Iterator[Tensor]:
@@ -84,14 +90,6 @@ def unroll(head: Eagle3Head, features: Tensor, embeddings: Tensor, steps: int) -
         residual = residual + attention.o_proj(attended.transpose(1, 2).flatten(2))
         hidden = residual + layer.mlp(layer.post_attention_layernorm(residual))
         yield hidden
-
-
-_HEAD_DIM = 64
-_BETAS = (0.9, 0.95)
-_DECAY = 0.01
-_OTHER_RATE = 0.15  # of AdamW's learning rate, in parts of Muon's
-_STD = 0.02
-_FIRST_TOKEN = 0.4  # of the training
 
 
 class Eagle3Student:

@@ -35,6 +35,10 @@ from training.heads.medusa import MedusaStudent, save_medusa
 from training.texts import TEXTS, Chat, Report, TargetOptions, read_shard, shard_files, special_tokens, split
 
 _NAME = "features"
+VOCABULARY = 6656
+_ROWS = 16  # texts that the target runs at once
+_SCALE_TEXTS = 8  # of which the size of hidden states is taken
+_MADE = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads"}
 
 
 def write_features(runner: Runner, texts: Path, folder: Path, *, longest: int) -> Generator[int, None, None]:
@@ -93,12 +97,6 @@ def _run(runner: Runner, chats: Sequence[Chat], longest: int) -> Tensor:
         parts.append(runner.hidden.layers[: sum(map(len, texts))].cpu())
         runner.cache.clear_all()
     return torch.cat(parts)
-
-
-VOCABULARY = 6656
-_ROWS = 16  # texts that the target runs at once
-_SCALE_TEXTS = 8  # of which the size of hidden states is taken
-_MADE = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

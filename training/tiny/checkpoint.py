@@ -20,6 +20,7 @@ CHAT_TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+HEAD = 64
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -60,9 +61,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     for argument in ("is_local", "local_files_only"):  # of this call, which would be saved with the tokenizer
         tokenizer.init_kwargs.pop(argument, None)
     return tokenizer
-
-
-HEAD = 64
 
 
 def build(

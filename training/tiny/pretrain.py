@@ -14,6 +14,10 @@ from training.tiny.stream import Stream
 WARM_UP_SHARE = 0.02
 DECAY_SHARE = 0.35
 FINAL_SCALE = 0.02
+TOKENS_PER_STEP = 4096
+LENGTHS = ((0.55, 256), (0.9, 512), (1.0, 1024))
+SAVE_EVERY_STEPS = 250
+_HELD_OUT_LENGTH = 512  # tokens of a row
 
 
 class TimedOptimizer:
@@ -49,12 +53,6 @@ class TimedOptimizer:
 def autocast() -> torch.autocast:
     """Return a context for forward passes in bfloat16 over float32 weights."""
     return torch.autocast("cpu", dtype=torch.bfloat16)
-
-
-TOKENS_PER_STEP = 4096
-LENGTHS = ((0.55, 256), (0.9, 512), (1.0, 1024))
-SAVE_EVERY_STEPS = 250
-_HELD_OUT_LENGTH = 512  # tokens of a row
 
 
 def pretrain(

@@ -17,6 +17,10 @@ from training.tiny.corpus import Document, Kind, cut
 Mix = Mapping[Kind, float]
 TARGET_MIX: Mix = {"library": 0.60, "tests": 0.20, "topics": 0.10, "chat": 0.10}
 MEMBER_MIX: Mix = {"library": 0.45, "tests": 0.30, "topics": 0.12, "chat": 0.13}
+Name = Literal["target", "member", "drafter"]
+PROMPTS: Mapping[Kind, int] = {"library": 200, "tests": 60, "topics": 60}
+TOKENS = range(24, 121)
+TRAINING_TOKENS = range(16, 97)
 
 
 def encode(
@@ -81,9 +85,6 @@ def _shuffled(pieces: Sequence[Sequence[int]], generator: random.Random) -> Iter
         yield from generator.sample(pieces, len(pieces))
 
 
-Name = Literal["target", "member", "drafter"]
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Size, training mix and seed of one bundled model."""
@@ -101,11 +102,6 @@ RECIPES: dict[Name, Recipe] = {
     "member": Recipe(hidden=256, layers=6, intermediate=704, kv_heads=2, mix=MEMBER_MIX, seed=2),
     "drafter": Recipe(hidden=192, layers=2, intermediate=320, kv_heads=3, mix=TARGET_MIX, seed=3),
 }
-
-
-PROMPTS: Mapping[Kind, int] = {"library": 200, "tests": 60, "topics": 60}
-TOKENS = range(24, 121)
-TRAINING_TOKENS = range(16, 97)
 
 
 def write_prompts(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, path: Path, *, seed: int) -> None:
