@@ -220,8 +220,12 @@ def _records(row: TargetRow, draft: Draft, verdict: Verdict, kept: Sequence[int]
     """Return the record of each kept token."""
     own: TokenSource = "recovered" if verdict.rejected else "bonus" if draft.tokens else "plain"
     views = row.ensemble.views if row.ensemble is not None else None
-    if not verdict.path and verdict.logprobs is None and views is None:  # as in most steps without a draft
-        return [Token(kept[0], own)]
+    if verdict.logprobs is None and views is None:
+        if not verdict.path:
+            return [Token(kept[0], own)]
+        names = verdict.accepted(draft.proposers) or [(None,)] * len(verdict.path)
+        records = [Token(token, "accepted", name) for token, (name, *_) in zip(kept, names, strict=False)]
+        return records if len(records) == len(kept) else [*records, Token(kept[-1], own)]
     sources: Iterable[TokenSource] = chain(repeat("accepted", len(verdict.path)), (own,))
     proposers = chain([names[0] for names in verdict.accepted(draft.proposers)], repeat(None))
     columns = kept, sources, proposers, verdict.logprobs or repeat(None), views or repeat(())
