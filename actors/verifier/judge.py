@@ -12,7 +12,7 @@ from actors.verifier.inbox import TargetInbox
 from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.messages import Commit, PromptAttention, Token, TokenSource
-from decoding.drafts.draft import Draft
+from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.verification import RejectionRow, Verdict, accepted_path, verify_by_rejection
 from decoding.errors import OutOfPagesError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
@@ -223,8 +223,9 @@ def _records(row: TargetRow, draft: Draft, verdict: Verdict, kept: Sequence[int]
     if verdict.logprobs is None and views is None:
         if not verdict.path:
             return [Token(kept[0], own)]
-        names = verdict.accepted(draft.proposers) or [(None,)] * len(verdict.path)
-        records = [Token(token, "accepted", name) for token, (name, *_) in zip(kept, names, strict=False)]
+        names = [each[0] for each in verdict.accepted(draft.proposers)]
+        known: Iterable[ProposerName | None] = names or repeat(None, len(verdict.path))
+        records = [Token(token, "accepted", name) for token, name in zip(kept, known, strict=False)]
         return records if len(records) == len(kept) else [*records, Token(kept[-1], own)]
     sources: Iterable[TokenSource] = chain(repeat("accepted", len(verdict.path)), (own,))
     proposers = chain([names[0] for names in verdict.accepted(draft.proposers)], repeat(None))
