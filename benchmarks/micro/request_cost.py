@@ -96,7 +96,7 @@ class LocalServer:
 
         fields: of its body, apart from prompt and limits.
         """
-        common = {"model": "bench", "prompt": ["Once upon a time"], "seed": 0, "max_tokens": 4 * _STEPS}
+        common: dict[str, Any] = {"model": "bench", "prompt": ["Once upon a time"], "seed": 0, "max_tokens": 4 * _STEPS}
         body = CompletionRequest(ignore_eos="structured_outputs" not in fields, **common, **fields)
         requests, prepare_ms = _timed(lambda: self._served.prepare(body, seed=0))
         deltas: list[tuple[int, Delta]] = []
