@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class TargetInbox:
     """The inbox of one target."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what messages are for)
         self,
         rows: TargetRows,
         mailbox: Mailbox[ServedRow],
@@ -77,8 +77,7 @@ class TargetInbox:
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Offer():
-                if 0 < len(message.tokens) < self._runner.max_length and self._runner.has_tokens(message.all_tokens()):
-                    self._offer(peer, message)
+                self._offer(peer, message)
             case Admit() | Join() | LogitsRequest():
                 self._handle_request(peer, message)
             case ResendRequest(request_id, coordinator, length):
@@ -106,7 +105,9 @@ class TargetInbox:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
     def _offer(self, peer: str, message: Offer) -> None:
-        """Add a draft to its row's trie, once the row is there."""
+        """Add a draft that the model can read to its row's trie, once the row is there."""
+        if not (0 < len(message.tokens) < self._runner.max_length and self._runner.has_tokens(message.all_tokens())):
+            return
         key = message.coordinator, message.request_id
         row = self._rows.writer(key)
         if row is not None:

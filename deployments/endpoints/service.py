@@ -54,7 +54,7 @@ _Result = TypeVar("_Result")
 class Service:
     """What the HTTP routes call. Runs in one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (options with defaults)
         self,
         endpoints: Mapping[str, ServedEndpoint],
         coordinator: Coordinator,

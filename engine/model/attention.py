@@ -39,7 +39,7 @@ class AttentionReader:
         self.largest = largest if self.largest.dim() == 0 else torch.maximum(self.largest, largest)
 
 
-def attend_to_pages(
+def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
