@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test coverage test-cluster test-slow lint types format chaos chaos-serve soak
+.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-fast coverage test-cluster test-slow lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,14 @@ test: export HF_HUB_OFFLINE ?= 1
 
 test: install ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-fast: export HF_HUB_OFFLINE ?= 1
+
+test-fast: install ## run the tests of the logic alone, in two minutes, for while you work
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not cluster" \
+		--ignore tests/deployments/http --ignore tests/deployments/apis --ignore tests/actors/verifier/test_beams.py \
+		--ignore tests/actors/verifier/test_speculation_trial.py \
+		tests/actors tests/decoding/drafts tests/decoding/sampling tests/deployments $(ARGS)
 
 coverage: export HF_HUB_OFFLINE ?= 1
 

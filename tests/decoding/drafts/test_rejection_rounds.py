@@ -108,6 +108,7 @@ def rows() -> list[Row]:
     return simulate()
 
 
+@pytest.mark.slow
 def test_every_position_is_a_sample(rows: list[Row]) -> None:
     """Pairs of tokens given the token before, all over the texts; false alarm 3e-8."""
     texts = torch.tensor([row.tokens[: LENGTH + 1] for row in rows])

@@ -110,6 +110,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_rejection_sampling(case: str) -> None:
     """The joint distribution of as many tokens as one step can commit, the recovered and the bonus token included."""
     shape, drawn, top_k, block = CASES[case]

@@ -48,6 +48,7 @@ def test_the_largest_noisy_log_probability_is_a_sample(order: str) -> None:
     assert p_value(count(drawn, 8), probabilities) > 1e-7
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_is_sampled_fairly() -> None:
     """Uniform over 32 768 tokens, counted in 64 blocks and by the low six bits; false alarm 2e-7."""
     g = torch.cat(

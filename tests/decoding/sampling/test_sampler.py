@@ -40,6 +40,7 @@ def random_logits(*shape: int, seed: int, scale: float = 1.5) -> Tensor:
     ("temperature", "top_k", "top_p"),
     [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8), (0.9, 6, 0.85)],
 )
+@pytest.mark.slow
 def test_draws_follow_the_processed_distribution(temperature: float, top_k: int, top_p: float) -> None:
     """Chi-square over 10 tokens against transformers' processors; false alarm 1e-7."""
     logits = random_logits(1, 10, seed=1)
@@ -140,6 +141,7 @@ def speculate(target: Chain, drafter: Chain, texts: Tensor, draft_length: int) -
     return sampled, torch.tensor([len(path) for path in paths])
 
 
+@pytest.mark.slow
 def test_committed_tokens_follow_the_target() -> None:
     """Chi-square at the first position, after acceptance, at the bonus, after a rejection; false alarm 7e-7."""
     target, drafter = Chain(4, scale=1.0), Chain(5, scale=1.0)
@@ -163,6 +165,7 @@ def least_p_value(target: Chain, before: Tensor, after: Tensor) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 def test_acceptance_is_at_least_the_coupling_bound(seed: int) -> None:
     """(1 - TV) / (1 + TV), Daliri et al., and at most the optimum 1 - TV; Hoeffding, false alarm 1e-7 per side."""
     target, drafter = Chain(10 + seed), Chain(20 + seed, scale=0.3 * (seed + 1))

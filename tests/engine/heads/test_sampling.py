@@ -104,6 +104,7 @@ def p_of_pairs(texts: torch.Tensor) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_rejection_gives_samples_of_the_target() -> None:
     """Pairs of tokens given the token before, all over the texts and after rejections; false alarm 6e-8."""
     rows = [Row(seed) for seed in range(ROWS)]

@@ -16,6 +16,7 @@ KERNELS = {
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of a program, CUDA C++ Programming Guide, table "compute capabilities"
 
 
+@pytest.mark.slow
 def test_kernels_compile(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
