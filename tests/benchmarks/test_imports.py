@@ -20,7 +20,6 @@ PROGRAMS = [(BENCHMARK, "--gpu"), (STEPS, "0 of 40 tokens"), (TESTS, "test_a_ste
 
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)
-@pytest.mark.slow
 def test_gpu_programs_need_no_serving_packages(program: str, output: str) -> None:
     process = subprocess.run([sys.executable, "-c", WITHOUT + program], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr

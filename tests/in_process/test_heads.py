@@ -163,7 +163,7 @@ def test_greedy_text_under_rejection_is_that_of_the_target(kind: HeadsKind) -> N
 
 
 @pytest.mark.parametrize("how", [{}, {"graphs": True}, {"slots": 3}, {"drafter": True}], ids=str)
-@pytest.mark.parametrize("weight", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_without_numbers_change_no_text(kind: HeadsKind, weight: float, how: dict[str, Any]) -> None:
     requests = mixed(kind, **(OTHER_PROPOSERS if how.get("drafter") else {}))

@@ -110,7 +110,6 @@ def test_reasoning_is_folded(page: "Page") -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.slow
 def test_code_can_be_read_on_its_ground(answered: "Page", scheme: Any) -> None:
     """Contrast of at least 4.5, as WCAG 2 asks for."""
     answered.emulate_media(color_scheme=scheme)

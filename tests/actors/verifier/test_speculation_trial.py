@@ -346,7 +346,6 @@ def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
 
 @pytest.mark.parametrize("steps", [4, 8, 12, 16, 30])
 @pytest.mark.parametrize("sizes", [(8, 32), (2, 16), (4, 16, 64)], ids=str)
-@pytest.mark.slow
 def test_speculation_is_judged_although_sizes_alternate(sizes: Sequence[int], steps: int) -> None:
     """Where each size lasts for a few steps only."""
 

@@ -250,7 +250,6 @@ def test_a_request_that_exceeds_the_limits_does_not_disturb_others() -> None:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.slow
 def test_answers_of_500_random_schemas_validate(greedy: bool) -> None:
     check = jsonschema.Draft202012Validator
     for seed in range(500):

@@ -62,7 +62,6 @@ def test_equals_the_reference(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("block", [64, 256])
-@pytest.mark.slow
 def test_some_tokens_get_their_own_noise(block: int) -> None:
     logits, ids = random_logits(len(SETTINGS), 500, 7), torch.arange(500) * 11 + 3
     settings = settings_of(SETTINGS, 8)

@@ -85,7 +85,6 @@ def test_a_killed_training_goes_on_to_the_same_bits(new: Callable[[], Student], 
 
 
 @KINDS
-@pytest.mark.slow
 def test_heads_learn_what_their_target_writes(new: Callable[[], Student], tmp_path: Path) -> None:
     chats = make_chats(30)[24:]
     features = [MadeUp(chat) for chat in chats]
