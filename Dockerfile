@@ -1,8 +1,8 @@
 # Images that serve: on CPUs by default, or on NVIDIA's GPUs. kubernetes/rayservice.yaml runs them too.
-#   docker build --tag consort:0.1.0 .
-#   docker build --tag consort:0.1.0-gpu --build-arg DEVICE=gpu .
+#   docker build --tag consort:0.2.0 .
+#   docker build --tag consort:0.2.0-gpu --build-arg DEVICE=gpu .
 #   docker run --rm --init --shm-size 2g --publish 127.0.0.1:8000:8000 --env CONSORT_API_KEY \
-#     --volume consort-cache:/home/consort/.cache consort:0.1.0
+#     --volume consort-cache:/home/consort/.cache consort:0.2.0
 # They need BuildKit. docs/installation.md says more.
 ARG DEVICE=cpu
 ARG PYTHON=python:3.11-slim-bookworm
