@@ -18,7 +18,6 @@ from transformers.utils.logging import disable_progress_bar
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from decoding.blending.params import EnsembleOptions
 from decoding.errors import ConfigError
@@ -31,6 +30,7 @@ from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation, Outcome
 from deployments.strategies.members import MemberClient, Run, join_deltas, merge_streams
 from deployments.strategies.strategy import StrategyOptions
+from engine.loading.runners import load_runner
 from engine.model.runner import Runner
 from evaluation.metrics import TextMetrics, average, measure, metrics_table
 from evaluation.workload import Report, Workload
@@ -326,7 +326,8 @@ def measure_comparison(workload: Workload, *, seeds: int, samples: int, report: 
     replicas: dict[str, tuple[Role, Runner]] = {}
     for name, role in roles_in([served.config]).items():
         report(f"{name}: loading")
-        replicas[name] = role, load_runner(workload.config.models[name].spec(name), role=role)
+        caches = 2 if role == "both" else 1
+        replicas[name] = role, load_runner(workload.config.models[name].spec(name), caches=caches)
     with Engine(replicas) as engine:
         while not replicas.keys() <= engine.coordinator.models():  # it discovers them in its own thread
             engine.check()

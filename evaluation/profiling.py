@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from actors.coordinator.request import Request
-from actors.replica.replica import load_runner, load_with_heads
 from decoding.drafts.choices import RANKS
 from decoding.drafts.draft import ProposerName
 from decoding.errors import ConfigError
@@ -25,6 +24,7 @@ from deployments.configuration.config import ServerConfig
 from deployments.endpoints.loading import load_endpoints
 from engine.heads.proposer import DraftStart, HeadProposer, Reading
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner, load_with_heads
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from evaluation import limits

@@ -23,10 +23,10 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner
 from engine.loading.settings import context_length, load_end_tokens, load_tokenizer, read_header
 from training.files import write_whole
 

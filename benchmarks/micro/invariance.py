@@ -14,7 +14,6 @@ from unittest import mock
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from actors.wire.messages import ReplicaAddress
 from benchmarks.findings import first_difference
@@ -24,6 +23,7 @@ from decoding.drafts.draft import Draft, TokenTree
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner
 from engine.loading.settings import load_tokenizer
 from engine.model.runner import Runner
 from evaluation.prompts import read_prompts

@@ -15,7 +15,6 @@ from evaluation.comparison import Difference, judge_measure, judge_speed
 from tests.deployments.conftest import tiny_runner
 
 if TYPE_CHECKING:
-    from actors.replica.roles import Role
     from engine.loading.checkpoint import ModelSpec
     from engine.model.runner import Runner
 
@@ -23,7 +22,7 @@ CONFIG = str(ROOT / "deployments" / "ensemble.yaml")
 SEEDS = {"target": 0, "member": 1, "drafter": 2}
 
 
-def tiny(spec: "ModelSpec", role: "Role") -> "Runner":
+def tiny(spec: "ModelSpec", caches: int) -> "Runner":
     return tiny_runner(SEEDS[spec.name])
 
 

@@ -10,9 +10,9 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.adaptation import Adaptation, AdaptationOptions, CommittedText, FromLearner, Texts, ToLearner
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.replica import copy_weights
 from decoding.sampling.params import SamplingParams
 from engine.layers.faster_layers import use_faster_layers
+from engine.loading.runners import copy_weights
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import PROMPTS, SlowRunner, text, tokens
 from tests.support import reference

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from actors.coordinator.request import Delta, Endpoint, Request, Timeline
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
@@ -24,6 +23,7 @@ from engine.heads.eagle3_proposer import Eagle3Proposer
 from engine.heads.proposer import HeadsKind
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.lora import read_lora
+from engine.loading.runners import load_runner
 from engine.model.runner import Runner
 from tests.in_process.test_heads import heads_module
 from tests.in_process.test_parameters import DRAFTER, PROMPTS, TARGET, text, tokens

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from deployments.apis.chat.request import ChatRequest
@@ -19,6 +18,7 @@ from deployments.configuration.config import load_config
 from deployments.endpoints.loading import load_endpoints
 from engine.kernels.native import library
 from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.runners import load_runner
 from engine.loading.settings import load_tokenizer
 from engine.model.ragged_batch import RowInput
 from tests.support import reference

@@ -34,11 +34,11 @@ from transformers import (
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import noisy

@@ -10,7 +10,6 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
@@ -18,6 +17,7 @@ from deployments.configuration.paths import ROOT
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.memory_budget import weights_on_devices
 from engine.loading.quantization import Quantization, weight_bytes
+from engine.loading.runners import load_runner
 from engine.loading.settings import load_tokenizer
 from engine.model.runner import Runner
 from tests.support.models import tiny_model

@@ -13,11 +13,11 @@ from transformers import AutoTokenizer
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner
 from engine.model.runner import Runner
 
 PLAIN = Endpoint("plain", "target", None, 0, decode=str)

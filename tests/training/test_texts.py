@@ -7,9 +7,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner
 from engine.loading.settings import load_tokenizer
 from training.texts import CANDIDATES, CHATS_PER_SHARD, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from actors.replica.replica import load_runner, load_with_heads
 from decoding.sampling.params import SamplingParams
 from engine.heads.proposer import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner, load_with_heads
 from engine.model.runner import Runner
 from evaluation.limits import SpeculationLimits
 from evaluation.step_times import time_heads, time_steps

@@ -17,13 +17,13 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
 from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
 from engine.heads.medusa import MedusaHeads
 from engine.heads.proposer import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import load_model
+from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from training.distillation.lessons import Student, StudentVocabulary, most_used

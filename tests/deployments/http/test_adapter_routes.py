@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from transformers import AutoModelForCausalLM
 
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.paths import ROOT
@@ -19,6 +18,7 @@ from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner
 from tests.support.adapters import save_adapter
 from tests.support.waiting import wait_until
 

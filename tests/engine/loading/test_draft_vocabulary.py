@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
-from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from engine.layers.faster_layers import use_faster_layers
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.draft_vocabulary import FILE, save_draft_vocabulary
 from engine.loading.memory_budget import weights_on_devices
+from engine.loading.runners import load_runner
 from engine.loading.settings import vocabulary_size
 from engine.loading.supported import try_out
 from engine.loading.tensor_parallel import load_sharded_runner

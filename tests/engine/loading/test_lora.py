@@ -11,11 +11,11 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.lora import read_lora
 from engine.loading.quantization import Quantization
+from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from tests.support.adapters import save_adapter
 from tests.support.models import tiny_model

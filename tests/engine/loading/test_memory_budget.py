@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from actors.replica.replica import load_pair, load_runner
 from decoding.errors import ConfigError
 from decoding.sampling.penalties import TOKEN_BYTES
 from engine.kernels.native import library
@@ -24,6 +23,7 @@ from engine.loading.memory_budget import (
     room_for_pages,
     weights_on_devices,
 )
+from engine.loading.runners import load_pair, load_runner
 from engine.loading.supported import try_out
 from engine.model.kv_pages import KVPages
 from tests.support.models import tiny_model

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.replica.replica import load_runner
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from actors.replica.replica import load_with_heads
 from cli.shell import main
 from engine.heads.proposer import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_with_heads
 from tests.training.commands import TARGET, kill_when, run, write_target
 
 OPTIONS = (

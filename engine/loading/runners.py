@@ -1,0 +1,213 @@
+"""Models on their devices with KV caches: how memory is divided between weights and pages; new weights for old ones."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from decoding.errors import ConfigError
+from decoding.sampling import sampler
+from engine.heads.loader import LoadedHeads, load_heads
+from engine.heads.proposer import HeadProposer, HeadsSpec
+from engine.layers.faster_layers import use_faster_layers
+from engine.layers.lora import LoraLayers
+from engine.loading.checkpoint import ModelSpec, errors_of, load_model
+from engine.loading.lora import read_lora
+from engine.loading.memory_budget import (
+    Bytes,
+    choose_slots,
+    column_bytes,
+    fit_pages,
+    room_for_pages,
+    tied_output_bytes,
+    weights_on_devices,
+)
+from engine.loading.settings import context_length
+from engine.loading.supported import try_out
+from engine.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
+from engine.model.cuda_graphs import graph_bytes
+from engine.model.ragged_batch import RowInput
+from engine.model.runner import Runner
+
+
+def load_runner(
+    spec: ModelSpec, rank: Rank | None = None, *, caches: int = 1, hidden_layers: Sequence[int] = ()
+) -> Runner:
+    """Load a model, allocate its KV cache, and take the first step, which is slow.
+
+    Args:
+        rank: this process's rank, if a tensor-parallel group runs the model.
+        caches: that the model will have: two if a shared-weight copy of it drafts.
+        hidden_layers: after how many layers it keeps hidden states, if after any.
+
+    Raises:
+        ConfigError: the model can't be loaded or served, or it or its cache does not fit into memory.
+    """
+    if rank is not None:
+        return load_sharded_runner(spec, TensorParallelGroup(rank))
+    loaded = _load(spec)._replace(hidden_layers=hidden_layers)
+    return _allocate([loaded], caches=caches)[0]
+
+
+def load_with_heads(
+    spec: ModelSpec, heads: HeadsSpec, drafter: ModelSpec | None = None, *, caches: int = 1
+) -> tuple[Runner, Runner | None, HeadProposer]:
+    """Load a target, heads on its hidden states, and the drafter on its device, if any. Errors as in `load_runner`.
+
+    Raises:
+        ConfigError: in addition, the heads can't be loaded, or don't know what the target writes.
+    """
+    loaded = _load(spec, heads)
+    assert loaded.heads is not None
+    drafters = [] if drafter is None else [_load(drafter)]
+    runner, *others = _allocate([loaded, *drafters], caches=caches)
+    return runner, others[0] if others else None, loaded.heads.proposer(runner)
+
+
+def load_pair(spec: ModelSpec, drafter: ModelSpec) -> tuple[Runner, Runner]:
+    """Load a target and the drafter on its device, with as many slots and pages each. Errors as in `load_runner`."""
+    target_runner, drafter_runner = _allocate([_load(spec), _load(drafter)])
+    return target_runner, drafter_runner
+
+
+class _Loaded(NamedTuple):
+    """A model without its KV cache."""
+
+    spec: ModelSpec
+    model: PreTrainedModel
+    weights: Bytes
+    column: Bytes  # of one token's keys and values
+    heads: LoadedHeads | None = None
+    hidden_layers: Sequence[int] = ()
+    lora: LoraLayers | None = None
+
+    def other_graph_count(self, slots: int, max_query: int) -> int:
+        """Return the number of CUDA graphs beside the runner's own."""
+        return 0 if self.heads is None else self.heads.graph_count(slots, max_query)
+
+
+def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
+    model = load_model(spec)
+    weights: Bytes = weights_on_devices(model)
+    tied = tied_output_bytes(model)
+    heads = None if heads_spec is None else load_heads(heads_spec, model)
+    lora = None
+    if spec.adapter_slots:
+        lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=spec.deterministic)
+    use_faster_layers(model, deterministic=spec.deterministic, lora=lora)
+    if not isinstance(model.get_output_embeddings(), nn.Linear):
+        weights = _sum([weights, tied])
+    if lora is not None:
+        _load_adapters(spec, lora)
+        weights = _sum([weights, lora.nbytes])
+    with errors_of(spec):
+        column: Bytes = column_bytes(try_out(model), spec.kv_torch_dtype)
+    if heads is None:
+        return _Loaded(spec, model, weights, column, lora=lora)
+    numbers = dict.fromkeys(column, heads.column_numbers * (spec.kv_torch_dtype or model.dtype).itemsize)
+    weights, column = _sum([weights, weights_on_devices(heads.module)]), _sum([column, numbers])
+    return _Loaded(spec, model, weights, column, heads, lora=lora)
+
+
+def _load_adapters(spec: ModelSpec, lora: LoraLayers) -> None:
+    """Put the adapters of a configuration into the first slots. Raises ConfigError if it can't."""
+    for slot, (name, path) in enumerate(spec.adapters.items(), 1):
+        try:
+            weights = read_lora(path)
+            lora.check(weights.pairs)
+        except ConfigError as error:
+            raise ConfigError(f"models.{spec.name}.adapters.{name}: {error}") from error
+        lora.write(slot, weights.version, weights.pairs)
+
+
+def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
+    """Return runners with caches of the same number of pages. The first model's settings count for all.
+
+    caches: that each model will have.
+    """
+    spec = loaded[0].spec
+    lengths = [context_length(each.model.config, each.spec.max_length) for each in loaded]
+    max_queries = [max(each.spec.prefill_chunk, 64) for each in loaded]
+    column = _sum([each.column for each in loaded] * caches)
+    weights = _sum([each.weights for each in loaded])
+    slots = choose_slots(spec.slots, loaded[0].model.device)
+    graphs = [
+        graph_bytes(
+            each.model, slots, query, adapted=each.lora is not None, other_graphs=each.other_graph_count(slots, query)
+        )
+        for each, query in zip(loaded, max_queries, strict=True)
+    ]
+    pages = fit_pages(
+        spec.name,
+        spec.kv_tokens,
+        column=column,
+        room=room_for_pages(column, weights, spec.memory_bytes, reserved=_sum(graphs * caches)),
+        slots=slots,
+        max_length=max(lengths),
+        max_query=max(max_queries),
+    )
+    runners = []
+    for each, max_length, max_query in zip(loaded, lengths, max_queries, strict=True):
+        size = {"slots": slots, "max_length": max_length, "max_query": max_query, "pages": pages}
+        runner = Runner(each.model, **size, lora=each.lora)
+        runner.cache.dtype = each.spec.kv_torch_dtype
+        if each.heads is not None:
+            each.heads.prepare(runner)
+        elif each.hidden_layers:
+            runner.keep_hidden_states(each.hidden_layers)
+        for adapter in (0,) if each.lora is None else (0, 1):
+            runner.logits([RowInput(slot=0, start=0, tokens=[0], adapter=adapter)])
+        runner.cache.clear_all()
+        runner.warm_up()
+        sampler.warm_up(runner.device, runner.vocab_size)
+        runners.append(runner)
+    return runners
+
+
+def _sum(sizes: Sequence[Bytes]) -> Bytes:
+    devices = {device for size in sizes for device in size}
+    return {device: sum(size.get(device, 0) for size in sizes) for device in devices}
+
+
+def publish_weights(runner: Runner, spec: ModelSpec, folder: str) -> None:
+    """Put the weights of a checkpoint into a running model. spec: what the model was loaded by.
+
+    Raises:
+        ConfigError: they can't be loaded.
+        ValueError: they are of another model.
+        RuntimeError: there is too little memory for them and the present ones together.
+    """
+    dtype = str(runner.model.dtype).removeprefix("torch.")
+    fresh = load_model(replace(spec, path=folder, revision=None, adapter=None, dtype=dtype))
+    use_faster_layers(fresh, deterministic=spec.deterministic)
+    copy_weights(runner.model, fresh.eval())
+    runner.cache.allocator.forget_unheld()  # prefixes that the old weights computed
+
+
+@torch.inference_mode()
+def copy_weights(model: nn.Module, source: nn.Module) -> None:
+    """Copy all tensors of `source` into a model of the same layers, packed ones too, where graphs and traces read them.
+
+    Raises:
+        ValueError: they are not alike. Nothing was copied then.
+    """
+    present, fresh = list(_tensors(model)), list(_tensors(source))
+    if len(present) != len(fresh):
+        raise ValueError(f"the new weights are {len(fresh)} tensors, not {len(present)}")
+    pairs = list(zip(present, fresh, strict=True))
+    for old, new in pairs:
+        if (old.shape, old.dtype, old.device, old.layout) != (new.shape, new.dtype, new.device, new.layout):
+            raise ValueError(f"a new weight is {new.dtype} {list(new.shape)}, not {old.dtype} {list(old.shape)}")
+    for old, new in pairs:
+        old.copy_(new)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield parameters, buffers, and the tensors that are plain attributes of modules: faster layers have those."""
+    for module in model.modules():
+        yield from module.parameters(recurse=False)
+        yield from module.buffers(recurse=False)
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
