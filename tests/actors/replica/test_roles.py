@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
-from actors.replica import shared_weights
+from actors.replica import roles
 from actors.replica.roles import make_loop
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Cancel, Commit, Heartbeat, Message, Offer, ReplicaAddress, Report
@@ -40,7 +40,7 @@ def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
 
 def test_attached_drafters_are_in_the_report_of_both() -> None:
     target = Report(4, 1, 4, [5, 6, 7], drafting=False, attached_drafters={5: "d"}, own_waiting=1)
-    both = shared_weights._combine(target, Report(1, 0, 4, [8]))
+    both = roles._combine(target, Report(1, 0, 4, [8]))
     assert both == Report(5, 1, 5, [8, 5, 6, 7], drafting=False, attached_drafters={5: "d"}, own_waiting=1)
 
 
