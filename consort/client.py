@@ -1,4 +1,4 @@
-"""A typed client of a Consort server. Standard library only: importing it loads no model library."""
+"""A typed client of a Consort server. Importing it loads no model library."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -6,10 +6,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.replica import ReplicaSpec, load_replica
 from actors.replica.roles import Role
+from consort.text_model import Body, Route
 from decoding.errors import ConfigError, InvalidRequestError, UnavailableError
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.chat.writer import ChatWriter
@@ -35,7 +36,10 @@ from engine.model.runner import Runner
 
 _READY_S = 0.01
 _EVENT = "data: {"
-_Body = TypeVar("_Body", CompletionRequest, ChatRequest)
+_APIS: dict[Route, tuple[type[CompletionRequest | ChatRequest], type[AnswerWriter]]] = {
+    "/v1/completions": (CompletionRequest, CompletionWriter),
+    "/v1/chat/completions": (ChatRequest, ChatWriter),
+}
 
 
 class _Call:
@@ -89,29 +93,27 @@ class InProcessEndpoint:
             self._is_open = False
             self._engine.__exit__(None, None, None)
 
-    def completions(self, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Answer bodies of /v1/completions together; raises InvalidRequestError before any of them begins."""
-        return self._answer([self._completion(body) for body in bodies])
+    def answer(self, route: Route, bodies: Sequence[Body]) -> list[dict[str, Any]]:
+        """Answer bodies together; raises InvalidRequestError before any of them begins."""
+        calls = [self._call(route, body) for body in bodies]
+        running = [(call, index, request) for call in calls for index, request in call.running.items()]
+        answers = self._engine.generate([request for _, _, request in running])
+        for (call, index, _), deltas in zip(running, answers, strict=True):
+            for delta in deltas:
+                list(call.add(index, delta))
+        return [call.whole() for call in calls]
 
-    def chats(self, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Answer bodies of /v1/chat/completions together; raises InvalidRequestError before any of them begins."""
-        return self._answer([self._chat(body) for body in bodies])
+    def stream(self, route: Route, body: Body) -> Iterator[dict[str, Any]]:
+        """Return the chunks of an answer."""
+        return self._stream(self._call(route, {**body, "stream": True}))
 
-    def stream_completion(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Return the chunks of an answer of /v1/completions."""
-        return self._stream(self._completion({**body, "stream": True}))
-
-    def stream_chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Return the chunks of an answer of /v1/chat/completions."""
-        return self._stream(self._chat({**body, "stream": True}))
-
-    def _completion(self, fields: dict[str, Any]) -> _Call:
-        return self._call(_checked(CompletionRequest.model_validate, {"model": self._name, **fields}), CompletionWriter)
-
-    def _chat(self, fields: dict[str, Any]) -> _Call:
-        return self._call(_checked(ChatRequest.model_validate, {"model": self._name, **fields}), ChatWriter)
-
-    def _call(self, body: _Body, make_writer: Callable[..., AnswerWriter]) -> _Call:
+    def _call(self, route: Route, fields: Body) -> _Call:
+        kind, make_writer = _APIS[route]
+        try:
+            body = kind.model_validate({"model": self._name, **fields})
+        except ValidationError as error:
+            field, problem = problem_of(error)
+            raise InvalidRequestError(f"{field}: {problem}.", field=field or None) from error
         served = find_endpoint(body.model, self._endpoints)
         seed = body.seed_or_new()
         requests = self._prepare(body, served, seed)
@@ -133,14 +135,6 @@ class InProcessEndpoint:
                 waiting.submit(asyncio.run, check).result()
         return requests
 
-    def _answer(self, calls: Sequence[_Call]) -> list[dict[str, Any]]:
-        running = [(call, index, request) for call in calls for index, request in call.running.items()]
-        answers = self._engine.generate([request for _, _, request in running])
-        for (call, index, _), deltas in zip(running, answers, strict=True):
-            for delta in deltas:
-                list(call.add(index, delta))
-        return [call.whole() for call in calls]
-
     def _stream(self, call: _Call) -> Iterator[dict[str, Any]]:
         if len(call.running) > 1:
             raise InvalidRequestError("n: a stream here has one answer; call `generate` or `chat`.", field="n")
@@ -151,11 +145,7 @@ class InProcessEndpoint:
 
 
 def _only(config: ServerConfig, name: str) -> ServerConfig:
-    """Return the configuration of one endpoint, without models that others use.
-
-    Raises:
-        ConfigError: the endpoint needs a server.
-    """
+    """Return the configuration of one endpoint; raises ConfigError if it needs a server."""
     endpoint = config.endpoints[name].model_copy(update={"compressor": None})
     if endpoint.strategy is not None:
         raise ConfigError(f"endpoints.{name}.strategy: only a server chooses among whole answers: `consort serve`")
@@ -182,14 +172,6 @@ def _replica_spec(model: str, role: Role, config: ServerConfig) -> ReplicaSpec:
 
 
 def _loaded(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
-    """Load in a thread that ends, because OpenMP keeps workers for every thread that has computed."""
+    # In a thread that ends, because OpenMP keeps workers for every thread that has computed.
     with ThreadPoolExecutor(1, thread_name_prefix=f"loading {spec.model.name}") as loading:
         return loading.submit(load_replica, spec).result()
-
-
-def _checked(validate: Callable[[dict[str, Any]], _Body], fields: dict[str, Any]) -> _Body:
-    try:
-        return validate(fields)
-    except ValidationError as error:
-        field, problem = problem_of(error)
-        raise InvalidRequestError(f"{field}: {problem}.", field=field or None) from error

@@ -113,12 +113,10 @@ class LLM(TextModel):
         self._finalizer()
 
     def _answer(self, route: Route, bodies: Sequence[Body]) -> Sequence[Mapping[str, Any]]:
-        chats = route == "/v1/chat/completions"
-        return self._endpoint.chats(bodies) if chats else self._endpoint.completions(bodies)
+        return self._endpoint.answer(route, bodies)
 
     def _stream(self, route: Route, body: Body) -> Iterator[Mapping[str, Any]]:
-        chats = route == "/v1/chat/completions"
-        return self._endpoint.stream_chat(body) if chats else self._endpoint.stream_completion(body)
+        return self._endpoint.stream(route, body)
 
 
 def _model(path: str | Path, options: ModelOptions) -> dict[str, Any]:

@@ -78,9 +78,7 @@ def _as_json(value: object) -> object:
     match value:
         case Mapping():
             return {key: _as_json(entry) for key, entry in value.items()}
-        case str() | bytes():
-            return value
-        case Sequence():
+        case Sequence() if not isinstance(value, str | bytes):
             return [_as_json(entry) for entry in value]
         case _:
             return value
@@ -277,7 +275,8 @@ class TextModel(ABC):
 
 
 def _completion_body(prompt: Prompt, params: SamplingParams, model: str | None) -> Body:
-    return {"prompt": prompt if isinstance(prompt, str) else list(prompt), **params.body(), **_named(model)}
+    named = {} if model is None else {"model": model}
+    return {"prompt": prompt if isinstance(prompt, str) else list(prompt), **params.body(), **named}
 
 
 def _chat_body(
@@ -292,14 +291,11 @@ def _chat_body(
         body |= {"logprobs": True, "top_logprobs": params.logprobs}
     if tools:
         body["tools"] = list(tools)
-    return {"messages": list(messages), **body, **_named(model), **options}
-
-
-def _named(model: str | None) -> Body:
-    return {} if model is None else {"model": model}
+    if model is not None:
+        body["model"] = model
+    return {"messages": list(messages), **body, **options}
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
-    """Return one prompt or several as a list."""
     is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if is_single else prompts
