@@ -9,22 +9,85 @@ the head, which knows all hosts.
 """
 
 import copy
+import json
 import logging
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+from filelock import FileLock
 from ray.autoscaler import tags as ray_tags
 from ray.autoscaler.node_provider import NodeProvider
 
-from cluster.host_book import HostBook, Tags
+Tags = dict[str, str]
 
 _CONNECT_TIMEOUT_S = 10
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Entries:
+    taken: dict[str, Tags] = field(default_factory=dict)
+    given_back: list[str] = field(default_factory=list)  # the most recent last
+
+
+class HostBook:
+    """The hosts in use. Changes are atomic, and locked against other threads and processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def taken(self) -> dict[str, Tags]:
+        """Return the tags of the hosts in use."""
+        return self._read().taken
+
+    def take(self, pool: Sequence[str], tags: Tags, count: int) -> list[str]:
+        """Take `count` free hosts of a pool; raises RuntimeError if there are fewer.
+
+        Those go first that have been free the longest, so a dead host does not keep healthy ones from use.
+        """
+        with self._locked_entries() as entries:
+            turns = {host: turn for turn, host in enumerate(entries.given_back)}
+            free = sorted((host for host in pool if host not in entries.taken), key=lambda host: turns.get(host, -1))
+            if len(free) < count:
+                raise RuntimeError(f"needs {count} hosts, but of {list(pool)} only {free} are free")
+            chosen = free[:count]
+            entries.taken |= {host: dict(tags) for host in chosen}
+            return chosen
+
+    def tag(self, host: str, tags: Tags) -> None:
+        """Add tags to a host, unless it was given back meanwhile."""
+        with self._locked_entries() as entries:
+            if host in entries.taken:
+                entries.taken[host] |= tags
+
+    def give_back(self, host: str) -> None:
+        """Free a host; nothing happens if it is free."""
+        with self._locked_entries() as entries:
+            if entries.taken.pop(host, None) is not None:
+                entries.given_back = [other for other in entries.given_back if other != host] + [host]
+
+    def _read(self) -> _Entries:
+        try:
+            return _Entries(**json.loads(self._path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return _Entries()
+
+    @contextmanager
+    def _locked_entries(self) -> Iterator[_Entries]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self._path}.lock"):
+            entries = self._read()
+            yield entries
+            written = self._path.with_suffix(".new")
+            written.write_text(json.dumps(asdict(entries)), encoding="utf-8")
+            written.replace(self._path)
 
 
 class PoolProvider(NodeProvider):
@@ -62,7 +125,6 @@ class PoolProvider(NodeProvider):
         return cluster_config
 
     def non_terminated_nodes(self, tag_filters: Tags) -> list[str]:
-        """Return the hosts in use that have all these tags."""
         return [host for host, tags in self._book.taken().items() if tag_filters.items() <= tags.items()]
 
     def nodes_for_teardown(self, tag_filters: Tags) -> list[str]:
@@ -72,28 +134,22 @@ class PoolProvider(NodeProvider):
         return [host for host in ([self._head] if is_head else workers) if host not in self._torn_down]
 
     def is_running(self, node_id: str) -> bool:
-        """Whether the host is in use."""
         return node_id in self._book.taken()
 
     def is_terminated(self, node_id: str) -> bool:
-        """Whether the host is free."""
         return not self.is_running(node_id)
 
     def node_tags(self, node_id: str) -> Tags:
-        """Return Ray's tags of a host; none if it is free."""
         return self._book.taken().get(node_id, {})
 
     def set_node_tags(self, node_id: str, tags: Tags) -> None:
-        """Add tags to those of a host in use."""
         self._book.tag(node_id, tags)
 
     def internal_ip(self, node_id: str) -> str:
-        """Return the host's address, which Ray uses for the node."""
         return socket.gethostbyname(node_id)
 
     def external_ip(self, node_id: str) -> str:
-        """Return the same address: `ray up` runs on the same network."""
-        return self.internal_ip(node_id)
+        return self.internal_ip(node_id)  # `ray up` runs on the same network
 
     def create_node(self, node_config: dict[str, Any], tags: Tags, count: int) -> dict[str, Any]:
         """Take free hosts of the pool; raises RuntimeError if there are too few."""
@@ -102,7 +158,6 @@ class PoolProvider(NodeProvider):
         return {host: {} for host in self._book.take(pool, tags, count)}
 
     def terminate_nodes(self, node_ids: Sequence[str]) -> None:
-        """Stop Ray on all these hosts at once."""
         if node_ids:
             with ThreadPoolExecutor(len(node_ids), thread_name_prefix="terminate") as pool:
                 list(pool.map(self.terminate_node, node_ids))

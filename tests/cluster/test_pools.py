@@ -8,8 +8,7 @@ import click
 import pytest
 from ray.autoscaler import tags as ray_tags
 
-from cluster.host_book import HostBook
-from cluster.pools import PoolProvider
+from cluster.pools import HostBook, PoolProvider
 
 CONFIG: dict[str, Any] = {
     "head_ip": "127.0.0.1",
