@@ -11,9 +11,8 @@ from actors.coordinator.request import Delta, Request, Statistics
 from decoding.sampling.stopping import FinishReason
 from deployments.apis.decoder import TokenDecoder
 from deployments.apis.ensemble_details import EnsembleDetail, EnsembleTally, ProgressDetail, describe_progress
-from deployments.apis.errors import error_event
+from deployments.apis.errors import error_event, sse
 from deployments.apis.parts import Choice, EchoedPrompt, Part
-from deployments.apis.sse import event as sse
 from deployments.apis.token_details import (
     ChatLogprobs,
     CompletionLogprobs,

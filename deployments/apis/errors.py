@@ -1,10 +1,11 @@
-"""Errors as the clients of each API expect them, in bodies under the right status and in streams."""
+"""Errors as the clients of each API expect them, in bodies and as server-sent events."""
 
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Literal
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -21,7 +22,6 @@ from decoding.errors import (
     UnavailableError,
     UnknownModelError,
 )
-from deployments.apis.sse import event, typed_event
 from deployments.fields.strict import first_problem, printable
 
 _LONGEST_MESSAGE = 2000  # characters; messages may quote what the client sent
@@ -127,17 +127,27 @@ def error_response(error: Exception) -> ErrorResponse:
     return ErrorResponse(body_of(error), status_of(error), _headers(error))
 
 
+def sse(data: str, *, name: str | None = None) -> str:
+    """Format a server-sent event. data: one line of JSON. name: its type."""
+    return f"data: {data}\n\n" if name is None else f"event: {name}\ndata: {data}\n\n"
+
+
+def typed_sse(data: dict[str, Any]) -> str:
+    """Format a server-sent event that is named after the `type` in its data."""
+    return sse(msgspec.json.encode(data).decode(), name=data["type"])
+
+
 def error_event(error: Exception, api: Api, *, sequence_number: int = 0) -> str:
     """Server-sent event that ends a failed stream. sequence_number: of the event, for responses."""
     body = body_of(error)
     match api:
         case "messages":
-            return typed_event(_messages_body(body, status_of(error)))
+            return typed_sse(_messages_body(body, status_of(error)))
         case "responses":
             detail = body.error.model_dump(include={"code", "message", "param"})
-            return typed_event({"type": "error", "sequence_number": sequence_number, **detail})
+            return typed_sse({"type": "error", "sequence_number": sequence_number, **detail})
         case "openai":
-            return event(body.model_dump_json(), name="error")
+            return sse(body.model_dump_json(), name="error")
 
 
 def install_error_handlers(api: FastAPI) -> None:

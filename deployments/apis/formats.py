@@ -6,15 +6,13 @@ there were any, formats.yaml has some.
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from decoding.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 _FILE = Path(__file__).with_suffix(".yaml")
 ToolFormat = Literal["hermes", "mistral", "llama"]
@@ -28,16 +26,12 @@ _SIGNS: dict[str, ToolFormat] = {
 }
 
 
-def response_template(tokenizer: PreTrainedTokenizerBase) -> "ResponseTemplate | None":
+def response_template(tokenizer: PreTrainedTokenizerBase) -> ResponseTemplate | None:
     """Template that the tokenizer declares, or the one for its chat template; None: neither.
 
     Raises:
         ConfigError: the declared one is invalid.
     """
-    try:
-        from transformers.utils.chat_parsing.response_templates import load_response_template
-    except ImportError:  # an older release: `tool_format` tells how to read the answers
-        return None
     declared = getattr(tokenizer, "response_template", None)
     if declared is not None:
         try:
@@ -49,7 +43,7 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> "ResponseTemplate |
     return None if known is None else load_response_template(known)
 
 
-def kept_tokens(template: "ResponseTemplate", tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def kept_tokens(template: ResponseTemplate, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids of the special tokens that the template looks for, which must stay in the text."""
     fields = template.fields.values()
     patterns = [anchor.pattern for field in fields for anchor in (field.open_re, field.close_re) if anchor is not None]
@@ -60,8 +54,7 @@ def kept_tokens(template: "ResponseTemplate", tokenizer: PreTrainedTokenizerBase
 
 @cache
 def _known() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return entries
+    return list(yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 
 def tool_format(chat_template: object) -> ToolFormat | None:

@@ -1,4 +1,4 @@
-"""Interface of what writes an answer, and what an answer has of its own: id, time and seed."""
+"""Interface of what writes an answer; its id, time and seed."""
 
 import secrets
 import time

@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 from actors.coordinator.request import Request
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.errors import error_event
+from deployments.apis.errors import error_event, typed_sse
 from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
 from deployments.apis.messages.request import MessagesRequest
 from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Choice, Part
-from deployments.apis.sse import typed_event
 from deployments.apis.writer import AnswerIdentity
 
 
@@ -60,7 +59,7 @@ class MessagesWriter(ItemWriter):
                 return _ToolUse(index, event)
 
     def _write(self, events: Sequence[ItemEvent]) -> str:
-        return "".join(typed_event({"type": kind, **fields}) for kind, fields in events)
+        return "".join(typed_sse({"type": kind, **fields}) for kind, fields in events)
 
     def _stop_reason(self) -> str:
         if self._choice.finish == "length":

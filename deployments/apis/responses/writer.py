@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 from actors.coordinator.request import Request
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.errors import error_event
+from deployments.apis.errors import error_event, typed_sse
 from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
 from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Choice, Part, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest
-from deployments.apis.sse import typed_event
 from deployments.apis.token_details import content_logprobs, token_details
 from deployments.apis.writer import AnswerIdentity
 
@@ -84,7 +83,7 @@ class ResponsesWriter(ItemWriter):
         numbered = enumerate(events, self._sequence)
         self._sequence += len(events)
         return "".join(
-            typed_event({"type": kind, "sequence_number": number, **fields}) for number, (kind, fields) in numbered
+            typed_sse({"type": kind, "sequence_number": number, **fields}) for number, (kind, fields) in numbered
         )
 
     def _response(self, status: Status) -> dict[str, Any]:

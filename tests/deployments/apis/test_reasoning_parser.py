@@ -10,8 +10,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from deployments.apis.events import AnswerParser, Arguments, Call, Reasoning, Text
 from deployments.apis.formats import kept_tokens, response_template
-from deployments.apis.parser import ReasoningParser
-from deployments.apis.template_parser import TemplateParser
+from deployments.apis.parser import ReasoningParser, TemplateParser
 from deployments.apis.tool_calls import ToolCallParser
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.loading import load_endpoints
