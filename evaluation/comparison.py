@@ -159,7 +159,9 @@ async def _chosen(
     service: Service, models: Sequence[str], strategy: StrategyOptions, requests: Sequence[Request]
 ) -> list[Delta]:
     """Return the result of each request's deliberation."""
-    deliberations = [Deliberation(request, models, strategy, service.run, service.ready_models) for request in requests]
+    deliberations = [
+        Deliberation(request, models, strategy, service.run, service.coordinator.models) for request in requests
+    ]
     chosen: dict[int, Delta] = {}
     async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
         async for index, event in events:
@@ -172,7 +174,7 @@ async def _judged(
     service: Service, models: Sequence[str], requests: Sequence[Request], deltas: Sequence[Delta]
 ) -> list[list[float]]:
     """Return the log-likelihood of each text by each member, in nats per token."""
-    client = MemberClient(service.run, service.ready_models, _SCORING_TIMEOUT_S)
+    client = MemberClient(service.run, service.coordinator.models, _SCORING_TIMEOUT_S)
 
     async def judge(request: Request, delta: Delta) -> list[float]:
         return [(await client.judge(model, request, [delta.token_ids]))[0] for model in models]

@@ -1,7 +1,7 @@
 """Encodes texts, conversations and words as token ids, at bounded cost."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import ContextLengthError, InvalidRequestError
 from deployments.apis.formats import response_template, tool_format
-from deployments.fields.conversation import Message, Tool
+from deployments.fields.conversation import Conversation, Message
 from deployments.fields.prompts import TokenizeRequest
 from deployments.fields.strict import have_more_values
 from deployments.fields.types import Prompt
@@ -33,10 +33,6 @@ class Encoder:
         self._context_length = context_length
         self._has_calls = "tool_calls" in getattr(response_template(tokenizer), "fields", ())
 
-    @property
-    def _has_tools(self) -> bool:
-        return self._has_calls or tool_format(self.tokenizer.chat_template) is not None
-
     def has_switch(self, variables: Iterable[str]) -> bool:
         """Whether the chat template looks at any of the variables."""
         template = str(self.tokenizer.chat_template or "")
@@ -53,64 +49,37 @@ class Encoder:
         self.check_tokens([("prompt", prompt)])
         return prompt
 
-    def conversation(
-        self,
-        messages: Sequence[Message],
-        variables: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-        tools: Sequence[Tool] = (),
-    ) -> list[int]:
-        """Token ids of a conversation; takes and raises what `conversation_text` does, or if it is far too long."""
-        text = self.conversation_text(
-            messages,
-            variables,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-        )
-        return self.text(text, "messages", add_special_tokens=False)
+    def conversation(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation; raises as `render` and `text` do."""
+        return self.text(self.render(conversation), "messages", add_special_tokens=False)
 
-    def conversation_text(
-        self,
-        messages: Sequence[Message],
-        variables: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-        tools: Sequence[Tool] = (),
-    ) -> str:
-        """Text of a conversation in the chat template, by default with the begin of the assistant's turn.
-
-        Args:
-            variables: variables of the chat template. The other options are those of `apply_chat_template`.
+    def render(self, conversation: Conversation) -> str:
+        """Text of a conversation, by the chat template.
 
         Raises:
-            InvalidRequestError: there is no chat template, or it has no tools but the request has; or the template
-                refuses the messages.
+            InvalidRequestError: there is no template, it has no place for tools, or it refuses the messages.
         """
         if not self.tokenizer.chat_template:
             raise InvalidRequestError(f"messages: the model {self._model!r} has no chat template.", field="messages")
-        variables = variables or {}
-        reserved = sorted(variables.keys() & _TEMPLATE_OPTIONS)
+        reserved = sorted(conversation.variables.keys() & _TEMPLATE_OPTIONS)
         if reserved:
             reason = f"chat_template_kwargs: {reserved[0]!r} is no variable of chat templates."
             raise InvalidRequestError(reason, field="chat_template_kwargs")
-        if tools and not self._has_tools:
+        tools = [tool.model_dump(exclude_none=True) for tool in conversation.tools]
+        if tools and not (self._has_calls or tool_format(self.tokenizer.chat_template)):
             raise InvalidRequestError(
                 f"tools: the chat template of {self._model!r} has no place for them; leave them out.", field="tools"
             )
-        _check_arguments(messages)
-        turns = [message.turn for message in messages]
+        _check_arguments(conversation.messages)
         options: dict[str, Any] = {
-            **variables,
-            "add_generation_prompt": add_generation_prompt is not False,
-            "continue_final_message": bool(continue_final_message),
-            "tools": [tool.model_dump(exclude_none=True) for tool in tools] or None,
+            **conversation.variables,
+            "conversation": [message.turn for message in conversation.messages],
+            "add_generation_prompt": conversation.add_generation_prompt,
+            "continue_final_message": conversation.continue_final_message,
+            "tools": tools or None,
         }
         try:
-            return str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))
+            return str(self.tokenizer.apply_chat_template(tokenize=False, **options))
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             reason = f"messages: the model's chat template refuses them: {error}"
             raise InvalidRequestError(reason, field="messages") from error
@@ -179,13 +148,7 @@ class Encoder:
         if body.messages is None:
             special = body.add_special_tokens is not False
             return self.text(body.prompt or "", "prompt", add_special_tokens=special)
-        return self.conversation(
-            body.messages,
-            body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            tools=body.tools or (),
-        )
+        return self.conversation(body.to_conversation())
 
     def check_tokens(self, named: Iterable[tuple[str, Sequence[int]]]) -> None:
         """Raise InvalidRequestError for the first id that is not the model's. named: fields and their ids."""

@@ -16,7 +16,7 @@ from decoding.tokenizers.vocabulary import Compatibility
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.messages.request import AnthropicConversation, CountTokensRequest, MessagesRequest, TokenCount
+from deployments.apis.messages.request import CountTokensRequest, MessagesRequest, TokenCount
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.endpoints.bounds import Bounds, StructureChecker, check_feasible
@@ -114,24 +114,10 @@ class ServedEndpoint:
         match body:
             case CompletionRequest():
                 return [self.encoder.prompt(prompt) for prompt in body.prompt]
-            case ChatRequest():
-                return [self.encoder.text(self.chat_text(body), "messages", add_special_tokens=False)]
-            case ResponsesRequest():
-                return [self.encoder.conversation(body.messages, body.switches, tools=body.offered_tools)]
-            case MessagesRequest():
-                return [self._anthropic_prompt(body)]
+            case ChatRequest() | ResponsesRequest() | MessagesRequest():
+                return [self.encoder.conversation(body.to_conversation())]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
-
-    def chat_text(self, body: ChatRequest) -> str:
-        """Text of a chat's prompt; raises InvalidRequestError if the chat template refuses it."""
-        return self.encoder.conversation_text(
-            body.messages,
-            {**body.switches, **(body.chat_template_kwargs or {})},
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            tools=body.offered_tools,
-        )
 
     def ignored_fields(self, body: GenerationRequest) -> list[str]:
         """Fields without effect because the chat template has no such switch.
@@ -156,16 +142,7 @@ class ServedEndpoint:
 
     def count_tokens(self, body: CountTokensRequest) -> TokenCount:
         """Answer /v1/messages/count_tokens; raises InvalidRequestError if the chat template refuses it."""
-        return TokenCount(input_tokens=len(self._anthropic_prompt(body)))
-
-    def _anthropic_prompt(self, body: AnthropicConversation) -> list[int]:
-        return self.encoder.conversation(
-            body.chat_messages,
-            body.switches,
-            add_generation_prompt=not body.continues,
-            continue_final_message=body.continues,
-            tools=body.offered_tools,
-        )
+        return TokenCount(input_tokens=len(self.encoder.conversation(body.to_conversation())))
 
     def detokenize(self, body: DetokenizeRequest) -> Detokenization:
         """Answer /detokenize; raises InvalidRequestError for an unknown token id."""

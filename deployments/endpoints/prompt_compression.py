@@ -151,7 +151,7 @@ class PromptShortener:
         compressor = self._compressor
         match body:
             case ChatRequest():
-                parts = [self._chat_parts(self._endpoint.chat_text(body), body.messages)]
+                parts = [self._chat_parts(self._endpoint.encoder.render(body.to_conversation()), body.messages)]
             case CompletionRequest():
                 parts = [self._stretches(text, self._question_of(text)) for text in _texts_of(body)]
         wanted = self._compression_options("", self._options.target_tokens)

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
-from actors.wire.messages import ReplicaAddress, Report
+from actors.wire.messages import ReplicaAddress
 from decoding.errors import ConsortError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Room
@@ -21,7 +20,6 @@ from deployments.admission.bounds import Limits
 from deployments.admission.key_ledger import SharedLimits
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest
-from deployments.apis.messages.request import CountTokensRequest, TokenCount
 from deployments.configuration.api_keys import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.endpoints.bounds import check_count
@@ -31,14 +29,7 @@ from deployments.endpoints.prompt_compression import PromptShortener
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.endpoints.templates import PromptTemplates
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.prompts import (
-    CompressedPrompt,
-    CompressRequest,
-    Detokenization,
-    DetokenizeRequest,
-    Tokenization,
-    TokenizeRequest,
-)
+from deployments.fields.prompts import CompressedPrompt, CompressRequest
 from deployments.monitoring.metrics import Metrics
 from deployments.strategies.deliberation import Deliberation, Outcome, Progress
 from deployments.strategies.members import Run, merge_streams
@@ -73,7 +64,6 @@ class Service:
         cached_tokens: size of the response cache, in tokens of prompts and answers.
         stream_interval_s: the longest time for which a paced stream holds deltas back under load.
         templates: prompt templates in Jinja, by name.
-        tracer: None disables tracing.
         on_demand: models whose replicas start when requests wait for them.
         shared_limits: limits of keys that hold for other coordinators, too; None: there are no others.
         count_coordinators: those that share the models' replicas, this one included.
@@ -83,57 +73,37 @@ class Service:
         self.metrics = metrics or Metrics()
         self.tracer = tracer
         self.templates = PromptTemplates(templates)
-        self._coordinator = coordinator
-        self._limits = limits or Limits()
+        self.coordinator = coordinator
+        self.limits = limits or Limits()
         self.cache = ResponseCache(cached_tokens)
         self._pace = StreamPace(stream_interval_s)
         self._on_demand = set(on_demand)
         self._loaded = set(on_demand)  # models that were up at least once, or need not be
         self._count_coordinators = count_coordinators
         self.admission = Admission(
-            coordinator, self._limits, self._on_begin, self._count_slots, shared_limits, count_coordinators
+            coordinator, self.limits, self._on_begin, self._count_slots, shared_limits, count_coordinators
         )
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
-    def ready_models(self) -> set[str]:
-        """Configured models that have a live replica."""
-        return self._coordinator.models()
-
     def servable_models(self) -> set[str]:
-        """Configured models that have a live replica, or get one when requests wait for it."""
-        return self.ready_models() | self._on_demand
-
-    def replica_starts(self) -> Counter[str]:
-        """Number of replicas that have come up since this coordinator started, by model."""
-        return self._coordinator.replica_starts()
-
-    @property
-    def malformed(self) -> int:
-        """Number of message batches from replicas that were malformed and dropped."""
-        return self._coordinator.malformed
-
-    def replicas(self) -> list[tuple[ReplicaAddress, Report | None]]:
-        """Live replicas, each with its latest report."""
-        return self._coordinator.reports()
+        """Models that have a live replica, or get one when requests wait for it."""
+        return self.coordinator.models() | self._on_demand
 
     def set_replicas(self, addresses: list[ReplicaAddress], answered: set[str]) -> None:
-        """Tell the coordinator of the replicas, and begin requests for which slots have come since the last call.
+        """Update the coordinator's replicas, and begin requests for which slots have come since the last call.
 
         answered: names of those that have just passed a health check.
         """
-        self._coordinator.set_replicas(addresses, answered)
+        self.coordinator.set_replicas(addresses, answered)
         self.admission.begin_waiting()
 
     def _count_slots(self, model: str) -> int:
         """KV slots of the model's live replicas that other coordinators leave to this one; at least an equal part."""
-        reports = [report for address, report in self.replicas() if report is not None and address.model == model]
+        replicas = self.coordinator.reports()
+        reports = [report for address, report in replicas if report is not None and address.model == model]
         slots = sum(report.slots for report in reports)
         others = sum(report.active + report.waiting - len(report.request_ids) for report in reports)
         return max(slots - others, -(-slots // self._count_coordinators()))
-
-    @property
-    def max_requests(self) -> int:
-        return self._limits.max_requests
 
     def enter(self, key: ApiKey, endpoint: str | None = None) -> Callable[[], None]:
         """Count a request that is still to be read. Returns what to call before it is submitted, or when it fails.
@@ -156,22 +126,14 @@ class Service:
         known = [self.endpoints[name] for name in names if name in self.endpoints]  # an adapter may be gone
         return {served.endpoint.target for served in known}
 
-    def check_bounds(self, key: ApiKey) -> None:
-        """Raise OverloadedError if the server, or the key, has as many requests as it may have."""
-        self.admission.check_bounds(key)
-
     def endpoint(self, name: str) -> ServedEndpoint:
         """Endpoint of that name; raises UnknownModelError if there is none."""
         return find_endpoint(name, self.endpoints)
 
     async def prepare(self, body: GenerationRequest, *, seed: int, key: ApiKey = ANYBODY) -> list[Request]:
-        """Requests of a body: for each prompt, one request per choice.
-
-        Raises:
-            InvalidRequestError: a field is wrong for this endpoint.
-        """
+        """Requests of a body: for each prompt, one per choice; raises InvalidRequestError as the endpoint does."""
         endpoint = self.endpoint(body.model)
-        check_count(body, endpoint.requests_per_answer, self._limits.max_requests)
+        check_count(body, endpoint.requests_per_answer, self.limits.max_requests)
         prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=key.cache_salt(body.cache_salt))
         match body:
             case CompletionRequest(prompt_compression=options) | ChatRequest(prompt_compression=options) if options:
@@ -209,20 +171,8 @@ class Service:
                     answers[index].append(delta)
         return answers
 
-    async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
-        """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
-        return await self._hold(key, partial(self.endpoint(body.model).tokenize, body))
-
-    async def count_tokens(self, body: CountTokensRequest, *, key: ApiKey = ANYBODY) -> TokenCount:
-        """Answer /v1/messages/count_tokens; raises as `tokenize` does."""
-        return await self._hold(key, partial(self.endpoint(body.model).count_tokens, body))
-
-    async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
-        """Answer /detokenize. Raises InvalidRequestError for an unknown id, OverloadedError if there is no room."""
-        return await self._hold(key, partial(self.endpoint(body.model).detokenize, body))
-
-    async def _hold(self, key: ApiKey, work: Callable[[], _Result]) -> _Result:
-        """Work in the thread, as a request in progress."""
+    async def hold(self, key: ApiKey, work: Callable[[], _Result]) -> _Result:
+        """Work in the tokenizing thread, as a request in progress. Raises OverloadedError if there is no room."""
         with self.admission.hold(key):
             return await self._in_thread(work)
 
@@ -308,7 +258,9 @@ class Service:
             group = list(new.values())
             async with self.admission.reserve(group, key, priority, admitted=admitted, charged=charged):
                 for index, request in new.items():
-                    self._submit(request, self._sink(index, request, deltas), key, priority, charged=charged)
+                    traced = request if self.tracer is None else self.tracer.start(request)
+                    sink = self._sink(index, request, deltas)
+                    self.admission.submit(traced, sink, key=key, priority=priority, charged=charged)
             for index, answer in cached.items():
                 for delta in answer:
                     deltas.put(index, delta)
@@ -327,12 +279,6 @@ class Service:
         finally:
             deltas.close()
             self._cancel(list(running.values()), failure)
-
-    def _submit(
-        self, request: Request, sink: Callable[[Delta], None], key: ApiKey, priority: int, *, charged: bool
-    ) -> None:
-        traced = request if self.tracer is None else self.tracer.start(request)
-        self.admission.submit(traced, sink, key=key, priority=priority, charged=charged)
 
     def _cancel(self, requests: Sequence[Request], failure: ConsortError | None) -> None:
         """Cancel requests that have not ended. failure: why, unless the client left."""
@@ -362,7 +308,7 @@ class Service:
     def _check_loaded(self, model: str) -> None:
         """Raise UnavailableError until the model was up once. Later, requests wait for it."""
         if model not in self._loaded:
-            self._loaded |= self._coordinator.models()
+            self._loaded |= self.coordinator.models()
         if model not in self._loaded:
             raise UnavailableError(f"the model {model!r} is loading")
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -313,6 +313,17 @@ class Message(StrictModel):
             more["tool_calls"] = [call.turn for call in self.tool_calls]
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.text} | {name: value for name, value in more.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template makes a prompt of."""
+
+    messages: Sequence[Message]
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    add_generation_prompt: bool = True  # begin the assistant's turn
+    continue_final_message: bool = False
+    tools: Sequence[Tool] = ()
 
 
 def thinking_variables(effort: str | None, enabled: bool | None) -> Mapping[str, Any]:

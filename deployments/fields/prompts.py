@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.prompt_positions import PromptPositions
-from deployments.fields.conversation import MOST_TOOLS, Message, Tool
+from deployments.fields.conversation import MOST_TOOLS, Conversation, Message, Tool
 from deployments.fields.strict import StrictModel, Text, wrong_field
 from deployments.fields.types import Items, TokenId, Words
 
@@ -147,6 +147,15 @@ class TokenizeRequest(StrictModel):
         if (self.prompt is None) == (self.messages is None):
             raise wrong_field("prompt", "should be set, or else messages, but not both")
         return self
+
+    def to_conversation(self) -> Conversation:
+        return Conversation(
+            self.messages or (),
+            self.chat_template_kwargs or {},
+            self.add_generation_prompt is not False,
+            bool(self.continue_final_message),
+            self.tools or (),
+        )
 
 
 class Tokenization(BaseModel):

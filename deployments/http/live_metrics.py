@@ -32,13 +32,13 @@ def own_metrics(service: Service) -> list[Metric]:
         "Replicas that came up, by model; more than were added: some were replaced.",
         labels=("model",),
     )
-    for model, count in service.replica_starts().items():
+    for model, count in service.coordinator.replica_starts().items():
         starts.add_metric((model,), count)
     families = [
         *service.metrics.families(),
         *_requests(service),
         *_adapters(service),
-        CounterMetricFamily("consort:malformed_batches", text, value=service.malformed),
+        CounterMetricFamily("consort:malformed_batches", text, value=service.coordinator.malformed),
         starts,
         GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks()),
         *_PROCESS.collect(),
@@ -121,7 +121,7 @@ def _adapters(service: Service) -> list[Metric]:
 def _kv_caches(service: Service) -> list[Metric]:
     """Return how full the targets' KV caches are, and their sizes over all replicas, once these have reported."""
     pages, usages = Counter[str](), defaultdict[str, list[float]](list)  # by model
-    for address, report in service.replicas():
+    for address, report in service.coordinator.reports():
         pages[address.model] += 0 if report is None else report.pages
         usages[address.model].append(0.0 if report is None else report.used_pages / max(report.pages, 1))
     targets = {name: served.endpoint.target for name, served in service.endpoints.items()}
@@ -155,7 +155,7 @@ def _replicas(service: Service) -> list[Metric]:
     waiting = GaugeMetricFamily("consort:replica_waiting", "Requests that wait for a slot.", labels=labels)
     slots = GaugeMetricFamily("consort:replica_slots", "Requests that can run at once.", labels=labels)
     drafting = GaugeMetricFamily("consort:replica_drafting", "Whether a target wants drafts.", labels=labels)
-    for address, report in service.replicas():
+    for address, report in service.coordinator.reports():
         replica = (address.model, roles[address.model], address.name)
         latest = report or Report(active=0, waiting=0, slots=0, request_ids=[])
         rows.add_metric(replica, latest.active)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -91,7 +92,7 @@ def make_api(
     surroundings = surroundings or Surroundings()
     # Middleware that is added last runs first.
     api.add_middleware(
-        EarlyRefusal, enter=service.enter, check_bounds=service.check_bounds, max_body_bytes=max_body_bytes
+        EarlyRefusal, enter=service.enter, check_bounds=service.admission.check_bounds, max_body_bytes=max_body_bytes
     )
     if service.tracer is not None:
         from deployments.monitoring.tracing import TracingMiddleware
@@ -155,12 +156,12 @@ def _add_token_routes(router: APIRouter, service: Service) -> None:
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens a conversation has, by Anthropic's API."""
         body.model = resolve_model(body.model, request)
-        return _json(await service.count_tokens(body, key=request.state.key))
+        return _json(await service.hold(request.state.key, partial(service.endpoint(body.model).count_tokens, body)))
 
     @router.post("/tokenize", responses=_ERRORS, response_model=Tokenization)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's or a conversation's token ids."""
-        return _json(await service.tokenize(body, key=request.state.key))
+        return _json(await service.hold(request.state.key, partial(service.endpoint(body.model).tokenize, body)))
 
     @router.post("/compress", responses=_ERRORS, response_model=CompressedPrompt)
     async def compress(body: CompressRequest, request: Request) -> Response:
@@ -170,7 +171,7 @@ def _add_token_routes(router: APIRouter, service: Service) -> None:
     @router.post("/detokenize", responses=_ERRORS, response_model=Detokenization)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
-        return _json(await service.detokenize(body, key=request.state.key))
+        return _json(await service.hold(request.state.key, partial(service.endpoint(body.model).detokenize, body)))
 
 
 def _json(answer: BaseModel) -> Response:

@@ -235,11 +235,11 @@ def _status(service: Service, placements: Mapping[str, Placement], *, uptime_s: 
         status="ready" if any(endpoint.ready for endpoint in endpoints) else "loading",
         version=_version(),
         uptime_s=round(uptime_s, 3),
-        requests=RequestCounts(running=running.total(), waiting=waiting.total(), max=service.max_requests),
+        requests=RequestCounts(running=running.total(), waiting=waiting.total(), max=service.limits.max_requests),
         answer_cache=_answer_cache(service) if service.cache.is_enabled else None,
         endpoints=endpoints,
         models=[ModelReplicas(model=model, **asdict(placement)) for model, placement in placements.items()],
-        replicas=[_replica(address, report, roles[address.model]) for address, report in service.replicas()],
+        replicas=[_replica(address, report, roles[address.model]) for address, report in service.coordinator.reports()],
     )
 
 
@@ -320,7 +320,7 @@ def _card(served: ServedEndpoint, created: int, servable: set[str]) -> ModelCard
 
 
 def _health(service: Service, enough: Callable[[Iterable[bool]], bool], *, is_stopping: bool = False) -> JSONResponse:
-    up = service.ready_models()
+    up = service.coordinator.models()
     models = {model for served in service.endpoints.values() for model in served.config.models}
     endpoints = [served.endpoint for served in service.endpoints.values()]
     models |= {endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None and not endpoint.colocated}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from decoding.sampling.params import Structure
-from deployments.fields.conversation import Message, ToolFields, thinking_variables
+from deployments.fields.conversation import Conversation, Message, ToolFields, thinking_variables
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.strict import StrictModel, Text
@@ -87,6 +87,15 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
         if wanted and self.compressed and self.compressed.prompts:
             return self.compressed.prompts[0].text
         return [message.turn for message in self.messages] if wanted else None
+
+    def to_conversation(self) -> Conversation:
+        return Conversation(
+            self.messages,
+            {**self.switches, **(self.chat_template_kwargs or {})},
+            self.add_generation_prompt is not False,
+            bool(self.continue_final_message),
+            self.offered_tools,
+        )
 
     @property
     def switches(self) -> Mapping[str, Any]:

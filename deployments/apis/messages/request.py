@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import (
     MOST_TOOLS,
+    Conversation,
     FunctionDefinition,
     Message,
     ToolChoice,
@@ -124,14 +125,6 @@ def text_of(blocks: Sequence[Block | TextBlock]) -> str:
     return "".join(block.text or "" for block in blocks)
 
 
-def chat_messages(messages: Sequence[AnthropicMessage], system: Sequence[TextBlock]) -> list[Message]:
-    """Convert a conversation to messages of a chat. The system's text comes first."""
-    first = [{"role": "system", "content": text_of(system)}] if system else []
-    return [
-        Message.model_validate(turn) for turn in (*first, *(turn for message in messages for turn in message.turns))
-    ]
-
-
 class AnthropicTool(StrictModel):
     """A function that the model may call."""
 
@@ -206,10 +199,12 @@ class AnthropicConversation(ToolUse):
     def given_functions(self) -> Sequence[FunctionDefinition]:
         return [tool.definition for tool in self.tools or ()]
 
-    @property
-    def chat_messages(self) -> list[Message]:
-        """The conversation as chat has it."""
-        return chat_messages(self.messages, self.system or ())
+    def to_conversation(self) -> Conversation:
+        """Return the conversation as chat has it. The system's text comes first."""
+        turns = [{"role": "system", "content": text_of(self.system)}] if self.system else []
+        turns += [turn for message in self.messages for turn in message.turns]
+        messages = [Message.model_validate(turn) for turn in turns]
+        return Conversation(messages, self.switches, not self.continues, self.continues, self.offered_tools)
 
     @property
     def continues(self) -> bool:

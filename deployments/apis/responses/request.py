@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.sampling.params import Structure
-from deployments.fields.conversation import FlatToolFields, Message, refusal_as_text, thinking_variables
+from deployments.fields.conversation import Conversation, FlatToolFields, Message, refusal_as_text, thinking_variables
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.strict import StrictModel, Text, wrong_field
 from deployments.fields.structures import ResponseFormat
@@ -84,24 +84,6 @@ class Item(StrictModel):
 
 
 InputItem = Annotated[Item, BeforeValidator(_without_nulls)]
-
-
-def conversation(items: Sequence[Item], instructions: str | None) -> list[Message]:
-    """Convert items to chat messages. Calls and reasoning join the assistant's turn; instructions come first."""
-    turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    reasoning = ""
-    for item in items:
-        if item.type == "reasoning":
-            reasoning += _text(item.content)
-            continue
-        if item.type == "function_call" and turns and turns[-1]["role"] == "assistant":
-            turns[-1].setdefault("tool_calls", []).extend(item.turn["tool_calls"])
-        else:
-            turns.append(item.turn)
-            if reasoning and turns[-1]["role"] == "assistant":
-                turns[-1]["reasoning_content"] = reasoning
-            reasoning = ""
-    return [Message.model_validate(turn) for turn in turns]
 
 
 def _text(parts: Sequence[ItemPart] | None) -> str:
@@ -197,10 +179,25 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
             *self.tool_conditions(),
         ]
 
-    @property
-    def messages(self) -> list[Message]:
-        """The input as chat messages."""
-        return conversation(self.input, self.instructions)
+    def to_conversation(self) -> Conversation:
+        """Return the input as a chat. Calls and reasoning join the assistant's turn; instructions come first."""
+        turns: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            turns.append({"role": "system", "content": self.instructions})
+        reasoning = ""
+        for item in self.input:
+            if item.type == "reasoning":
+                reasoning += _text(item.content)
+                continue
+            if item.type == "function_call" and turns and turns[-1]["role"] == "assistant":
+                turns[-1].setdefault("tool_calls", []).extend(item.turn["tool_calls"])
+            else:
+                turns.append(item.turn)
+                if reasoning and turns[-1]["role"] == "assistant":
+                    turns[-1]["reasoning_content"] = reasoning
+                reasoning = ""
+        messages = [Message.model_validate(turn) for turn in turns]
+        return Conversation(messages, self.switches, tools=self.offered_tools)
 
     @property
     def wanted_max_tokens(self) -> int | None:

@@ -71,7 +71,7 @@ def test_a_refusal_is_what_the_assistant_said() -> None:
     refusal = {"type": "refusal", "refusal": "I can't."}
     message = Message.model_validate({"role": "assistant", "content": [refusal]})
     item = {"type": "message", "role": "assistant", "content": [refusal]}
-    (turn,) = ResponsesRequest.model_validate({"model": "m", "input": [item]}).messages
+    (turn,) = ResponsesRequest.model_validate({"model": "m", "input": [item]}).to_conversation().messages
     assert message.text == turn.text == "I can't."
 
 

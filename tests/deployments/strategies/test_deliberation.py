@@ -62,7 +62,7 @@ def deliberate(
 ) -> list[Progress | Outcome]:
     async def run() -> list[Progress | Outcome]:
         service = Service({}, coordinator)
-        deliberation = Deliberation(asked, models, options, service.run, service.ready_models)
+        deliberation = Deliberation(asked, models, options, service.run, service.coordinator.models)
         async with aclosing(deliberation.events()) as events:
             return [event async for event in events]
 
@@ -188,7 +188,7 @@ def test_leaving_early_cancels_what_runs() -> None:
     async def run() -> None:
         service = Service({}, coordinator)  # type: ignore[arg-type]
         options = StrategyOptions(kind="best_of", candidates=2)
-        deliberation = Deliberation(request(), MODELS, options, service.run, service.ready_models)
+        deliberation = Deliberation(request(), MODELS, options, service.run, service.coordinator.models)
         async with aclosing(deliberation.events()) as events:
             await anext(events)
 
