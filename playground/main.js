@@ -17,7 +17,6 @@ import { summary } from "./figures/statistics.js";
 import { alternatives, curl, FieldError, parameters, read, templated } from "./request/body.js";
 import { Form } from "./request/form.js";
 import { KINDS } from "./request/kinds.js";
-import { Presets } from "./request/presets.js";
 import { Api, ApiError, PATHS } from "./server/api.js";
 import { Endpoints } from "./server/endpoints.js";
 
@@ -32,7 +31,6 @@ class Playground {
     this._key.value = sessionStorage.getItem(KEY) ?? "";
     this._api = new Api(() => this._key.value);
     this._form = new Form(byId("parameters"), sessionStorage);
-    new Presets(byId("presets"), localStorage, this._form, announce);
     this._running = null; // AbortController of the request in progress
     this._figures = new Figures();
     new Replicas(byId("replicas-details"), byId("replicas"), this._api);
@@ -69,7 +67,6 @@ class Playground {
     this._list = new ConversationList(byId("conversations"), store, {
       open: (conversation) => this._show(conversation),
       current: () => this._chat.conversation,
-      system: () => this._form.texts._system,
       announce,
     });
     const id = Number(sessionStorage.getItem(OPEN));

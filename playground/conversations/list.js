@@ -2,7 +2,6 @@
 
 import { make } from "../common/dom.js";
 import { Conversation } from "./conversation.js";
-import { download, toJson, toMarkdown } from "./export.js";
 
 const MOST_SHOWN = 200;
 
@@ -12,25 +11,18 @@ export class ConversationList {
    * @param {object} acts
    * @param {(conversation: Conversation) => void} acts.open
    * @param {() => Conversation} acts.current
-   * @param {() => string} acts.system the system message
    * @param {(words: string) => void} acts.announce
    */
   constructor(element, store, acts) {
     Object.assign(this, { _store: store, _acts: acts });
-    const button = (label, act) => {
-      const made = make("button", { type: "button", className: "quiet", textContent: label });
-      made.addEventListener("click", act);
-      return made;
-    };
     this._items = make("ul", { className: "conversations" });
-    const exports = [button("JSON", () => this._export("json")), button("Markdown", () => this._export("md"))];
-    const all = button("Delete all", () => this._deleteAll());
+    const all = make("button", { type: "button", className: "quiet", textContent: "Delete all" });
+    all.addEventListener("click", () => this._deleteAll());
     element.append(
       make("h2", { textContent: "Conversations" }),
       make("p", { className: "facts", textContent: "Kept in this browser only." }),
       this._items,
-      make("div", { className: "actions", role: "group", "aria-label": "Save the open conversation as" }, "Save as", ...exports),
-      make("div", { className: "actions" }, all),
+      all,
     );
     this.update();
   }
@@ -81,12 +73,5 @@ export class ConversationList {
     await this._store.clear();
     this._acts.open(new Conversation());
     await this.update();
-  }
-
-  _export(kind) {
-    const [write, type] = kind === "json" ? [toJson, "application/json"] : [toMarkdown, "text/markdown"];
-    const current = this._acts.current();
-    const name = current.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40);
-    download(`${name}.${kind}`, type, write(current, this._acts.system()));
   }
 }

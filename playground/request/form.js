@@ -31,14 +31,10 @@ export class Form {
     for (const [group, { only }] of this._groups) group.hidden = only !== undefined && only !== kind;
   }
 
+  /** Sets all fields to their defaults. */
   reset() {
-    this.fill({});
-  }
-
-  /** Sets all fields; those without a text get their defaults. */
-  fill(texts) {
     this.clearMark();
-    for (const { name, value = "" } of FIELDS) setText(this._controls.get(name), texts[name] ?? value);
+    for (const { name, value = "" } of FIELDS) setText(this._controls.get(name), value);
     this._keep();
   }
 

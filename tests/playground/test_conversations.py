@@ -1,7 +1,5 @@
-"""Conversations in a real Chromium: versions, what the browser keeps, exports, presets and replicas."""
+"""Conversations in a real Chromium: versions, what the browser keeps, and replicas."""
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,38 +100,6 @@ def test_conversations_outlive_a_reload_and_can_be_deleted(page: "Page", fake: F
     page.get_by_role("button", name="Delete: A question to keep.").click()
     page.get_by_role("button", name="Delete: A question to keep.").wait_for(state="detached")
     assert page.locator(".card").count() == 0
-
-
-def test_a_conversation_can_be_saved_as_a_file(page: "Page", tmp_path: Path) -> None:
-    page.get_by_label("System message", exact=True).fill("Be brief.")
-    converse(page, "One.")
-    page.get_by_role("button", name="Conversations").click()
-    texts = {}
-    for kind in ("JSON", "Markdown"):
-        with page.expect_download() as download:
-            page.get_by_role("button", name=kind, exact=True).click()
-        download.value.save_as(tmp_path / kind)
-        texts[kind] = (tmp_path / kind).read_text(encoding="utf-8")
-    document = json.loads(texts["JSON"])
-    assert [turn["content"] for turn in document["messages"]] == ["Be brief.", "One.", TEXT]
-    assert "".join(token["text"] for token in document["answers"][0]["tokens"]) == TEXT
-    assert texts["Markdown"] == f"# One.\n\n**System**\n\nBe brief.\n\n**You**\n\nOne.\n\n**first**\n\n{TEXT}\n"
-
-
-def test_presets_hold_the_system_message_and_parameters(page: "Page", fake: Fake) -> None:
-    page.get_by_label("System message", exact=True).fill("Rhyme.")
-    page.get_by_label("Temperature", exact=True).fill("0.5")
-    page.get_by_label("Name of the preset").fill("Poet")
-    page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_role("button", name="Reset").click()
-    page.reload()
-    page.get_by_text("target target").wait_for()
-    page.get_by_label("Preset", exact=True).select_option("Poet")
-    send(page, "One.")
-    wait_until_done(page)
-    assert (fake.bodies[0]["temperature"], said(fake.bodies[0])) == (0.5, ["Rhyme.", "One."])
-    page.get_by_role("button", name="Delete", exact=True).click()
-    assert page.locator("#preset option").all_inner_texts() == ["none"]
 
 
 def test_replicas_that_are_missing(page: "Page") -> None:
