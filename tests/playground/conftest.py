@@ -2,11 +2,12 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.playground.driving import switch_markdown
+from tests.playground.driving import send, switch_markdown, wait_until_done
 from tests.playground.fake_server import KEY, Fake, serving
 
 if TYPE_CHECKING:
@@ -58,10 +59,24 @@ def context(browser: "Browser") -> "Iterator[BrowserContext]":
 
 @pytest.fixture
 def page(context: "BrowserContext", fake: Fake) -> "Iterator[Page]":
-    """The page, with its endpoints there, and answers as written.
+    """The page, with answers as written."""
+    with opened(context, fake) as page:
+        switch_markdown(page)
+        yield page
 
-    Nothing may go wrong in it, and it may ask no other server.
-    """
+
+@pytest.fixture(scope="module")
+def answered(context: "BrowserContext", one_server: Fake) -> "Iterator[Page]":
+    """The page with a formatted answer. The tests of a module share it and only look."""
+    with opened(context, one_server) as page:
+        send(page, "markdown")
+        wait_until_done(page)
+        yield page
+
+
+@contextmanager
+def opened(context: "BrowserContext", fake: Fake) -> "Iterator[Page]":
+    """The page, with its endpoints there. Nothing may go wrong in it, and it may ask no other server."""
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -69,7 +84,6 @@ def page(context: "BrowserContext", fake: Fake) -> "Iterator[Page]":
     page.on("request", lambda request: None if request.url.startswith(fake.url) else problems.append(request.url))
     page.goto(fake.url)
     page.get_by_text("target target").wait_for()
-    switch_markdown(page)
     yield page
     page.close()
     assert [problem for problem in problems if "the server responded with a status of 4" not in problem] == []
