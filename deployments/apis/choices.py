@@ -211,22 +211,28 @@ class AnswerWriter(Writer):
     chunk_object: str
 
     def __init__(
-        self,
-        body: GenerationRequest,
-        requests: Sequence[Request],
-        decoder: TokenDecoder,
-        *,
-        identity: AnswerIdentity,
+        self, body: GenerationRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
         """requests: the choices of the first prompt, then those of the next, and so on."""
         self._body, self._decoder, self._seed = body, decoder, identity.seed
         self._id = self.id_prefix + identity.answer_id
         self._created = identity.created
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
-        self._prompt_tokens = sum(len(request.prompt) for request in requests[:: body.choices])
+        self._by_token = body.logprob_count is not None or bool(body.return_token_details)
+        prompts = [request.prompt for request in requests[:: body.choices]]
+        self._prompt_tokens = sum(map(len, prompts))
         self._prompt_logprobs_by_index: dict[int, Json] = {}
-        echoes = [self._echoed_prompt(index, request.prompt) for index, request in enumerate(requests[:: body.choices])]
-        self._choices = [self._begin(request, echoes[index // body.choices]) for index, request in enumerate(requests)]
+        echoes = [self._echoed_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+        self._choices = [
+            Choice(
+                request,
+                decoder,
+                by_token=self._by_token,
+                echo=echoes[index // body.choices],
+                prompt_only=body.prompt_only,
+            )
+            for index, request in enumerate(requests)
+        ]
 
     def begin(self) -> str:
         return ""
@@ -260,8 +266,7 @@ class AnswerWriter(Writer):
         chunk = ""
         if self._body.include_usage:
             last = self._chunk([])
-            last.usage, last.speculation, last.seed = self._usage(), speculation_of(self._total()), self._seed
-            self._add_compressed_prompt(last)
+            self._conclude(last)
             chunk = sse(last.json_text())
         return chunk + sse("[DONE]")
 
@@ -276,8 +281,7 @@ class AnswerWriter(Writer):
             choice.index = rank
         answer = self._answer(self.object, choices)
         self._add_prompt_logprobs(answer, returned[0], parts[0])
-        answer.usage, answer.speculation, answer.seed = self._usage(), speculation_of(self._total()), self._seed
-        self._add_compressed_prompt(answer)
+        self._conclude(answer)
         return answer.document()
 
     @abstractmethod
@@ -288,32 +292,18 @@ class AnswerWriter(Writer):
         """Return the pieces of a chat's turn that the part adds."""
         return []
 
-    @abstractmethod
     def _chunk_choices(
         self, index: int, part: Part, deltas: Sequence[ChatPiece], *, first: bool
     ) -> Sequence[AnswerChoice]:
         """Build one choice for each chunk, one or more. deltas: a chat's. first: no chunk of this index came before."""
+        return [self._choice(index, part)]
 
     def _echoed_prompt(self, prompt_index: int, prompt: Sequence[int]) -> EchoedPrompt | None:
         """Prompt that begins each answer; None: no echo."""
         return None
 
-    @abstractmethod
     def _add_prompt_logprobs(self, answer: Answer, index: int, part: Part) -> None:
         """Add the prompt's log-probabilities if they belong to the answer and not to its choices."""
-
-    @property
-    def _by_token(self) -> bool:
-        return self._body.logprob_count is not None or bool(self._body.return_token_details)
-
-    def _begin(self, request: Request, echo: EchoedPrompt | None) -> Choice:
-        return Choice(
-            request,
-            self._decoder,
-            by_token=self._by_token,
-            echo=echo,
-            prompt_only=self._body.prompt_only,
-        )
 
     def _returned(self) -> Sequence[int]:
         """Indices of the `n` best choices of every prompt, or of all in their order if there are only `n`."""
@@ -358,13 +348,21 @@ class AnswerWriter(Writer):
             self._prompt_logprobs_by_index[prompt] = prompt_logprobs(part.prompt_logprobs, count, self._decoder)
         return self._prompt_logprobs_by_index[prompt]
 
+    def _conclude(self, answer: Answer) -> None:
+        """Add what is known at the end."""
+        answer.usage, answer.speculation, answer.seed = self._usage(), speculation_of(self._total()), self._seed
+        if self._body.compressed_prompt is not None:
+            answer.compressed_prompt = self._body.compressed_prompt
+
     def _usage(self) -> Usage:
-        committed = self._total().committed
+        committed, count = self._total().committed, self._body.choices
+        groups = [self._choices[start : start + count] for start in range(0, len(self._choices), count)]
+        cached = sum(min(choice.statistics.cached for choice in group) for group in groups)
         usage = Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens()),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self._reasoning_tokens()),
         )
         if self._body.compressed is not None:
@@ -374,16 +372,6 @@ class AnswerWriter(Writer):
                 original_tokens=original, compressed_tokens=self._prompt_tokens, ratio=ratio
             )
         return usage
-
-    def _add_compressed_prompt(self, answer: Answer) -> None:
-        if self._body.compressed_prompt is not None:
-            answer.compressed_prompt = self._body.compressed_prompt
-
-    def _cached_tokens(self) -> int:
-        """Tokens of the prompts that were not computed for any of their answers."""
-        count = self._body.choices
-        groups = [self._choices[start : start + count] for start in range(0, len(self._choices), count)]
-        return sum(min(choice.statistics.cached for choice in group) for group in groups)
 
     def _reasoning_tokens(self) -> int:
         """Tokens of all answers that belong to reasoning."""

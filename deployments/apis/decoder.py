@@ -114,8 +114,8 @@ class TokenDecoder:
         self.size = size
         self._tokenizer = copy.deepcopy(tokenizer)
         self._special = set(tokenizer.all_special_ids)
-        self._cached_bytes = lru_cache(_CACHED_TOKENS)(self._token_bytes)
-        self._cached_text = lru_cache(_CACHED_TOKENS)(self._token_text)
+        self.bytes_of = lru_cache(_CACHED_TOKENS)(self._bytes_of)
+        self.text_of = lru_cache(_CACHED_TOKENS)(self._text_of)
         self._is_byte_level = any(step["type"] == "ByteLevel" for step in decoder_steps(tokenizer))
         self._decodes_in_backend = is_usual(tokenizer) and not cleans_up(tokenizer)
         self.decode = text_decoder(tokenizer, size)  # without special tokens
@@ -123,11 +123,8 @@ class TokenDecoder:
         self.has_think_tags = has_think_tags(tokenizer.chat_template)
         self.response_template = response_template(tokenizer)
 
-    def bytes_of(self, token: int) -> bytes:
+    def _bytes_of(self, token: int) -> bytes:
         """UTF-8 bytes of a token; for a special token, its name."""
-        return self._cached_bytes(token)
-
-    def _token_bytes(self, token: int) -> bytes:
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if not isinstance(piece, str):  # the embedding has more rows than the tokenizer has tokens
             return b""
@@ -139,12 +136,13 @@ class TokenDecoder:
             return piece.replace(_SPACE, " ").encode()
         return str(self._tokenizer.decode([token])).encode()
 
-    def text_of(self, token: int) -> str:
+    def _text_of(self, token: int) -> str:
         """Text of a token; OpenAI's `bytes:\\xe2\\x82` if its bytes are not whole characters."""
-        return self._cached_text(token)
-
-    def _token_text(self, token: int) -> str:
-        return _text_or_bytes(self.bytes_of(token))
+        data = self.bytes_of(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def decode_with_special(self, tokens: list[int]) -> str:
         """Text of the tokens, special tokens by name. Releases the interpreter's lock where the tokenizer allows."""
@@ -155,13 +153,6 @@ class TokenDecoder:
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         """Detokenizer that yields what each token after the prompt adds to the text."""
         return Detokenizer(self.decode, prompt=prompt)
-
-
-def _text_or_bytes(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _byte_characters() -> dict[str, int]:

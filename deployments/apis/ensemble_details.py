@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
+from msgspec import structs
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from actors.coordinator.request import Delta, Request
@@ -74,38 +75,18 @@ class ProgressDetail(BaseModel):
     error: str | None = None
 
 
-def describe_blend(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail:
-    """Detail of a blend."""
-    members = [
-        MemberDetail(
-            model=share.model,
-            answered=share.tokens == shares[0].tokens,  # the leader contributes to every token
-            weight=share.weight,
-            tokens=share.tokens,
-            agreement=share.agreement,
-            latency_ms=1e3 * share.latency_s,
-        )
-        for share in shares
-    ]
+def _describe_member(fields: dict[str, Any], *, answered: bool) -> MemberDetail:
+    return MemberDetail(answered=answered, latency_ms=1e3 * fields.pop("latency_s"), **fields)
+
+
+def _describe_blend(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail:
+    most = shares[0].tokens  # the leader contributes to every token
+    members = [_describe_member(structs.asdict(share), answered=share.tokens == most) for share in shares]
     return EnsembleDetail(blend=blend, members=members)
 
 
-def describe_outcome(outcome: Outcome) -> EnsembleDetail:
-    """Detail of a choice among whole answers."""
-    members = [
-        MemberDetail(
-            model=member.model,
-            answered=member.error is None,
-            weight=member.weight,
-            tokens=member.tokens,
-            agreement=member.agreement,
-            latency_ms=1e3 * member.latency_s,
-            candidates=member.candidates,
-            votes=member.votes,
-            error=member.error,
-        )
-        for member in outcome.members
-    ]
+def _describe_outcome(outcome: Outcome) -> EnsembleDetail:
+    members = [_describe_member(asdict(member), answered=member.error is None) for member in outcome.members]
     return EnsembleDetail(
         strategy=outcome.strategy,
         winner=outcome.winner,
@@ -133,11 +114,11 @@ class EnsembleTally:
 
     def add(self, index: int, delta: Delta) -> None:
         if self._wanted and delta.members is not None:
-            self._details[index] = describe_blend(self._blends[index], delta.members)
+            self._details[index] = _describe_blend(self._blends[index], delta.members)
 
     def conclude(self, index: int, outcome: Outcome) -> None:
         if self._wanted:
-            self._details[index] = describe_outcome(outcome)
+            self._details[index] = _describe_outcome(outcome)
 
     def detail(self, index: int) -> EnsembleDetail | None:
         """Detail of a choice; None if it has no members or the detail is not wanted."""

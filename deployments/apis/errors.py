@@ -54,41 +54,24 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-def status_of(error: Exception) -> int:
-    """HTTP status for an error."""
-    match error:
-        case UnknownModelError():
-            return HTTPStatus.NOT_FOUND
-        case InvalidRequestError():
-            return HTTPStatus.BAD_REQUEST
-        case OverloadedError():
-            return HTTPStatus.TOO_MANY_REQUESTS
-        case DeadlineError():
-            return HTTPStatus.REQUEST_TIMEOUT
-        case UnavailableError():
-            return HTTPStatus.SERVICE_UNAVAILABLE
-        case _:
-            return HTTPStatus.INTERNAL_SERVER_ERROR
+# The first class that fits says the status, and `type` and `code` of the body.
+_KINDS: tuple[tuple[type[ConsortError], int, str, str | None], ...] = (
+    (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidRequestError, 400, "invalid_request_error", None),
+    (OverloadedError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (DeadlineError, 408, "timeout_error", "deadline_exceeded"),
+    (UnavailableError, 503, "server_error", "unavailable"),
+)
 
 
-def body_of(error: Exception) -> ErrorBody:
-    """Response body for an error. Unexpected errors show no details."""
-    field = error.field if isinstance(error, InvalidRequestError) else None
-    match error:
-        case UnknownModelError():
-            return _body(str(error), "invalid_request_error", field, "model_not_found")
-        case ContextLengthError():
-            return _body(str(error), "invalid_request_error", field, "context_length_exceeded")
-        case InvalidRequestError():
-            return _body(str(error), "invalid_request_error", field)
-        case OverloadedError():
-            return _body(str(error), "rate_limit_error", code="rate_limit_exceeded")
-        case DeadlineError():
-            return _body(str(error), "timeout_error", code="deadline_exceeded")
-        case UnavailableError():
-            return _body(str(error), "server_error", code="unavailable")
-        case _:
-            return _body("Internal error; the server's log has more.", "server_error", code="internal_error")
+def _status_and_body(error: Exception) -> tuple[int, ErrorBody]:
+    """Return HTTP status and body for an error. Unexpected errors show no details."""
+    for kind, status, name, code in _KINDS:
+        if isinstance(error, kind):
+            field = error.field if isinstance(error, InvalidRequestError) else None
+            return status, _body(str(error), name, field, code)
+    return 500, _body("Internal error; the server's log has more.", "server_error", code="internal_error")
 
 
 def api_of(path: str) -> Api:
@@ -124,7 +107,9 @@ def refusal_response(status: int, message: str, code: str, headers: dict[str, st
 
 def error_response(error: Exception) -> ErrorResponse:
     """Response to a request that raised the error."""
-    return ErrorResponse(body_of(error), status_of(error), _headers(error))
+    status, body = _status_and_body(error)
+    waits = isinstance(error, OverloadedError | UnavailableError)
+    return ErrorResponse(body, status, {"Retry-After": str(error.retry_after_s)} if waits else None)
 
 
 def sse(data: str, *, name: str | None = None) -> str:
@@ -139,10 +124,10 @@ def typed_sse(data: dict[str, Any]) -> str:
 
 def error_event(error: Exception, api: Api, *, sequence_number: int = 0) -> str:
     """Server-sent event that ends a failed stream. sequence_number: of the event, for responses."""
-    body = body_of(error)
+    status, body = _status_and_body(error)
     match api:
         case "messages":
-            return typed_sse(_messages_body(body, status_of(error)))
+            return typed_sse(_messages_body(body, status))
         case "responses":
             detail = body.error.model_dump(include={"code", "message", "param"})
             return typed_sse({"type": "error", "sequence_number": sequence_number, **detail})
@@ -160,18 +145,10 @@ def install_error_handlers(api: FastAPI) -> None:
 
 async def _on_error(request: Request, error: Exception) -> ErrorResponse:
     request.state.error = error
-    status = status_of(error)
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    response = error_response(error)
+    if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(error)
-
-
-def _headers(error: Exception) -> dict[str, str] | None:
-    match error:
-        case OverloadedError() | UnavailableError():
-            return {"Retry-After": str(error.retry_after_s)}
-        case _:
-            return None
+    return response
 
 
 async def _on_invalid_body(_: Request, error: Exception) -> ErrorResponse:

@@ -7,11 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from actors.coordinator.request import Delta, Request
 from deployments.apis.choices import speculation_of
+from deployments.apis.decoder import TokenDecoder
 from deployments.apis.ensemble_details import EnsembleTally
 from deployments.apis.events import Arguments, Call, End, Event, Reasoning, Text
 from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Choice, Part
-from deployments.apis.writer import Writer
+from deployments.apis.writer import AnswerIdentity, Writer
+from deployments.fields.generation import GenerationRequest
 from deployments.strategies.deliberation import Outcome, Progress
 
 ItemEvent = tuple[str, dict[str, Any]]  # type, other fields
@@ -51,13 +53,21 @@ class ItemWriter(Writer):
     """Writes the deltas of one request as texts, reasoning and calls of tools."""
 
     def __init__(
-        self, request: Request, choice: Choice, stream: AnswerStream, *, seed: int, return_members: bool
+        self,
+        body: GenerationRequest,
+        request: Request,
+        stream: AnswerStream,
+        decoder: TokenDecoder,
+        *,
+        identity: AnswerIdentity,
     ) -> None:
-        self._choice, self._stream, self._seed = choice, stream, seed
+        self._stream, self._identity = stream, identity
+        by_token = body.logprob_count is not None or bool(body.return_token_details)
+        self._choice = Choice(request, decoder, by_token=by_token, prompt_only=False)
         self._prompt_tokens = len(request.prompt)
         self._items: list[Item] = []
         self._pending: list[Part] = []  # parts whose text the parser still holds back
-        self._ensembles = EnsembleTally([request], wanted=return_members)
+        self._ensembles = EnsembleTally([request], wanted=body.return_members is not False)
 
     def add(self, index: int, delta: Delta) -> str:
         part, _ = self._choice.add(delta)
@@ -110,4 +120,8 @@ class ItemWriter(Writer):
         """What this server adds to whole answers of these APIs."""
         detail = self._ensembles.detail(0)
         ensemble = {} if detail is None else {"ensemble": detail.model_dump(exclude_unset=True)}
-        return {"speculation": speculation_of(self._choice.statistics).model_dump(), **ensemble, "seed": self._seed}
+        return {
+            "speculation": speculation_of(self._choice.statistics).model_dump(),
+            **ensemble,
+            "seed": self._identity.seed,
+        }

@@ -4,12 +4,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import msgspec
 
 from actors.coordinator.request import Delta, Request, Statistics
 from actors.wire.messages import Token
-from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 from deployments.apis.decoder import TokenDecoder
@@ -35,11 +35,7 @@ class EchoedPrompt:
 
 def piece_offsets(pieces: Sequence[str]) -> list[int]:
     """Index of the character at which each piece begins in the joined text."""
-    offsets, end = [], 0
-    for piece in pieces:
-        offsets.append(end)
-        end += len(piece)
-    return offsets
+    return list(accumulate(map(len, pieces), initial=0))[: len(pieces)]
 
 
 class TextToken(msgspec.Struct, frozen=True, gc=False):
@@ -108,8 +104,8 @@ class Choice:
         echo: prompt that begins the answer; None: no echo.
         prompt_only: leave out the model's answer.
         """
-        self._params = request.params
-        self._splitter = _Splitter(decoder, request.prompt, request.params) if by_token else None
+        self._detokenizer = decoder.detokenizer(request.prompt) if by_token else None
+        self._hidden = request.params.hidden_token_ids if by_token else frozenset[int]()
         self._echo, self._prompt_only = echo, prompt_only
         self._length = 0  # characters of all pieces so far
         self._parts: list[Part] = []
@@ -131,12 +127,9 @@ class Choice:
             statistics = replace(delta.statistics, committed=0)
             delta = replace(delta, text="", tokens=(), statistics=statistics, stop_reason=None)
         first = not self._parts
-        if self._splitter is None:
-            tokens = [*map(TextToken, delta.tokens)]
-        else:
-            pieces = self._splitter.split(delta)
-            tokens = [*map(TextToken, delta.tokens, pieces, self._offsets(pieces))]
-        part = Part(delta.text, tokens, delta.prompt_logprobs, delta.finish, delta.stop_reason, delta.score)
+        part = Part(
+            delta.text, self._tokens(delta), delta.prompt_logprobs, delta.finish, delta.stop_reason, delta.score
+        )
         if first and self._echo is not None:
             part = replace(part, text=self._echo.text + part.text, echoed=self._echoed(self._echo, delta))
         self._parts.append(part)
@@ -150,25 +143,17 @@ class Choice:
     def _echoed(self, echo: EchoedPrompt, first: Delta) -> list[TextToken]:
         logprobs = (None, *first.prompt_logprobs) if first.prompt_logprobs else [None] * len(echo.tokens)
         tokens = [Token(token, logprobs=each) for token, each in zip(echo.tokens, logprobs, strict=True)]
-        if self._splitter is None:
+        if self._detokenizer is None:
             return [*map(TextToken, tokens)]
         return [*map(TextToken, tokens, echo.pieces, echo.offsets)]
 
-    def _offsets(self, pieces: Sequence[str]) -> list[int]:
-        offset = self._length + (0 if self._echo is None else len(self._echo.text))
-        self._length += sum(map(len, pieces))
-        return [offset + begin for begin in piece_offsets(pieces)]
-
-
-class _Splitter:
-    """Splits an answer's text into the pieces that its tokens add."""
-
-    def __init__(self, decoder: TokenDecoder, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = decoder.detokenizer(prompt)
-        self._hidden = params.hidden_token_ids
-
-    def split(self, delta: Delta) -> list[str]:
+    def _tokens(self, delta: Delta) -> list[TextToken]:
+        """Return the delta's tokens, by token with the pieces of text that they add."""
+        if self._detokenizer is None:
+            return [*map(TextToken, delta.tokens)]
         pieces = ["" if token in self._hidden else self._detokenizer.add([token]) for token in delta.token_ids]
         if delta.finish is not None and pieces:
             pieces[-1] += self._detokenizer.flush()
-        return pieces
+        begin = self._length + (0 if self._echo is None else len(self._echo.text))
+        self._length += sum(map(len, pieces))
+        return [*map(TextToken, delta.tokens, pieces, [begin + offset for offset in piece_offsets(pieces)])]

@@ -100,11 +100,6 @@ def completion_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
     }
 
 
-def chat_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
-    """JSON of ChatLogprobs. count: most probable tokens per position."""
-    return {"content": content_logprobs(part, count, decoder), "refusal": None}
-
-
 def content_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
     """JSON of a list of ChatLogprob."""
 

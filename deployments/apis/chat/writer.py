@@ -21,7 +21,7 @@ from deployments.apis.decoder import TokenDecoder
 from deployments.apis.events import Arguments, Call, End, Reasoning, Text
 from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Part, reasoning_tokens
-from deployments.apis.token_details import Json, chat_logprobs
+from deployments.apis.token_details import Json, content_logprobs
 from deployments.apis.writer import AnswerIdentity
 
 
@@ -67,7 +67,7 @@ class ChatWriter(AnswerWriter):
 
     def _logprobs(self, part: Part) -> Json:
         count = self._body.logprob_count
-        return None if count is None else chat_logprobs(part, count, self._decoder)
+        return None if count is None else {"content": content_logprobs(part, count, self._decoder), "refusal": None}
 
     def _add_prompt_logprobs(self, answer: Answer, index: int, part: Part) -> None:
         logprobs = self._prompt_logprobs(index, part)
@@ -120,12 +120,15 @@ class _Turn:
         if self._reasoning:
             message.reasoning_content = self.reasoning
         if self._calls:
-            message.tool_calls = [_tool_call(call, "".join(arguments)) for call, arguments in self._calls]
+            message.tool_calls = [
+                ToolCall(
+                    id=call.id,
+                    type="function",
+                    function=FunctionCall(name=call.name, arguments="".join(arguments)),
+                )
+                for call, arguments in self._calls
+            ]
         return message
-
-
-def _tool_call(call: Call, arguments: str) -> ToolCall:
-    return ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=arguments))
 
 
 def _add_call(pieces: list[ChatPiece], new: ToolCallPiece) -> None:

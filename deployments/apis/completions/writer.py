@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deployments.apis.choices import Answer, AnswerWriter, ChatPiece, CompletionChoice
+from deployments.apis.choices import AnswerWriter, CompletionChoice
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.parts import EchoedPrompt, Part
 from deployments.apis.token_details import completion_logprobs
@@ -29,11 +29,3 @@ class CompletionWriter(AnswerWriter):
         if of_prompt is not None:
             choice.prompt_logprobs = of_prompt
         return choice
-
-    def _chunk_choices(
-        self, index: int, part: Part, deltas: Sequence[ChatPiece], *, first: bool
-    ) -> Sequence[CompletionChoice]:
-        return [self._choice(index, part)]
-
-    def _add_prompt_logprobs(self, answer: Answer, index: int, part: Part) -> None:
-        """Do nothing: the choices have them."""

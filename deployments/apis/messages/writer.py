@@ -11,7 +11,7 @@ from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
 from deployments.apis.messages.request import MessagesRequest
 from deployments.apis.parser import AnswerStream
-from deployments.apis.parts import Choice, Part
+from deployments.apis.parts import Part
 from deployments.apis.writer import AnswerIdentity
 
 
@@ -22,14 +22,9 @@ class MessagesWriter(ItemWriter):
         self, body: MessagesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
         (request,) = requests
-        super().__init__(
-            request,
-            Choice(request, decoder, by_token=False, prompt_only=False),
-            AnswerStream(body, request.prompt, decoder, structured=body.structure is not None),
-            seed=identity.seed,
-            return_members=body.return_members is not False,
-        )
-        self._body, self._id = body, f"msg_{identity.answer_id}"
+        stream = AnswerStream(body, request.prompt, decoder, structured=body.structure is not None)
+        super().__init__(body, request, stream, decoder, identity=identity)
+        self._body = body
 
     def begin(self) -> str:
         return self._write([("message_start", {"message": self._message(None)})])
@@ -76,7 +71,7 @@ class MessagesWriter(ItemWriter):
     def _message(self, stop_reason: str | None) -> dict[str, Any]:
         statistics = self._choice.statistics
         return {
-            "id": self._id,
+            "id": f"msg_{self._identity.answer_id}",
             "type": "message",
             "role": "assistant",
             "model": self._body.model,

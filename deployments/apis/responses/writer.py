@@ -10,7 +10,7 @@ from deployments.apis.errors import error_event, typed_sse
 from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
 from deployments.apis.parser import AnswerStream
-from deployments.apis.parts import Choice, Part, reasoning_tokens
+from deployments.apis.parts import Part, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.apis.token_details import content_logprobs, token_details
 from deployments.apis.writer import AnswerIdentity
@@ -25,16 +25,9 @@ class ResponsesWriter(ItemWriter):
         self, body: ResponsesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
         (request,) = requests
-        by_token = body.logprob_count is not None or bool(body.return_token_details)
-        super().__init__(
-            request,
-            Choice(request, decoder, by_token=by_token, prompt_only=False),
-            AnswerStream(body, request.prompt, decoder, structured=body.structure is not None),
-            seed=identity.seed,
-            return_members=body.return_members is not False,
-        )
+        stream = AnswerStream(body, request.prompt, decoder, structured=body.structure is not None)
+        super().__init__(body, request, stream, decoder, identity=identity)
         self._body, self._decoder = body, decoder
-        self._id, self._created = f"resp_{identity.answer_id}", identity.created
         self._sequence = 0
 
     def begin(self) -> str:
@@ -90,9 +83,9 @@ class ResponsesWriter(ItemWriter):
         body = self._body
         text_format = body.text and body.text.format
         return {
-            "id": self._id,
+            "id": f"resp_{self._identity.answer_id}",
             "object": "response",
-            "created_at": self._created,
+            "created_at": self._identity.created,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,

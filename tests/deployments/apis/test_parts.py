@@ -76,9 +76,9 @@ def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]
 
 def test_the_bytes_of_a_token_are_looked_up_once(endpoints: dict[str, ServedEndpoint]) -> None:
     vocabulary = endpoints["consort"].token_decoder
-    vocabulary._cached_bytes.cache_clear()
+    vocabulary.bytes_of.cache_clear()
     assert vocabulary.text_of(300) == vocabulary.bytes_of(300).decode(errors="replace")
-    assert vocabulary._cached_bytes.cache_info().misses == 1
+    assert vocabulary.bytes_of.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
