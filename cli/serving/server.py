@@ -124,12 +124,15 @@ def _with_http(config: ServerConfig, **given: object) -> ServerConfig:
 
 def _check(config: ServerConfig) -> None:
     from deployments.endpoints.loading import load_endpoints
-    from engine.loading.checkpoint import check_model  # imports torch, which takes seconds
+    from engine.loading.checkpoint import check_model, read_stored_config  # imports torch, which takes seconds
+    from engine.loading.text_model import other_parts
 
     mistakes = Mistakes()
     for name, model in config.models.items():
         with mistakes.noted():
             check_model(model.spec(name))
+            if parts := other_parts(read_stored_config(model.spec(name))):
+                _console.print(f"{name}: serves the text model; its {' and '.join(parts)} parts are left out")
     mistakes.check()
     for name, served in load_endpoints(config).items():
         _show_reports_of(name, served.token_reports())

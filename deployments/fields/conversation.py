@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
-from deployments.fields.strict import StrictModel, Text, wrong_field
+from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
 from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject
 
@@ -268,7 +268,7 @@ def refusal_as_text(part: object, text_type: str) -> object:
     return part
 
 
-class TextPart(StrictModel):
+class TextPart(ContentPart):
     """A text part of a message."""
 
     type: Literal["text"]

@@ -35,6 +35,7 @@ MAX_BODY_BYTES = 6 * 2**20  # default: 4 MB of text with its escapes
 _BYTES_PER_VALUE = 32  # body bytes for each value that it may have
 _MOST_DIGITS = 400  # any double has fewer; parsing time grows with their square
 _MOST_LEVELS = 100
+_NOT_TEXT = re.compile("image|audio|video|file|document")  # in the types of message parts
 _SLICE_BYTES = 2**18
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -93,6 +94,19 @@ class StrictModel(BaseModel):
                 kind = PydanticCustomError(line["type"], "{shown}", {**line.get("ctx", {}), "shown": line["msg"]})
                 lines.append({"type": kind, "loc": line["loc"], "input": line["input"]})
         return ValidationError.from_exception_data(cls.__name__, lines)
+
+
+class ContentPart(StrictModel):
+    """A part of a message. Images, audio, video and files are refused by the name of the part."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, data: object) -> object:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and _NOT_TEXT.search(kind[:_LONGEST_NAME]):
+            shown = printable(kind[:_LONGEST_NAME])
+            raise wrong_field("type", f"is {shown!r}, but models read text only; leave the part out or describe it")
+        return data
 
 
 def without_surrogates(text: str) -> str:

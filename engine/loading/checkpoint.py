@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import Quantization, quantization_config, weight_bytes
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
+from engine.loading.text_model import RENAMED, causal_class, text_config
 
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 _SHOWN_WEIGHTS = 3
@@ -133,15 +134,13 @@ def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
 
 
 def load_config(spec: ModelSpec) -> PretrainedConfig:
-    """Return a model's configuration.
+    """Return a model's configuration; of a multimodal checkpoint, its text model's.
 
     Raises:
         ConfigError: it can't be read or served, or has fewer positions than `max_length`.
     """
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            settings_folder(spec.path), revision=spec.revision, trust_remote_code=spec.trust_remote_code
-        )
+        config = _model_config(spec, read_stored_config(spec))
     except (*_LOAD_ERRORS, ConfigError, KeyError) as error:
         raise _cannot_load(spec, error) from error
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -154,6 +153,23 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
     return config
 
 
+def read_stored_config(spec: ModelSpec, folder: str | None = None) -> PretrainedConfig:
+    """Return the configuration of the whole checkpoint. folder: to read it from; None: where the settings are."""
+    config: PretrainedConfig = AutoConfig.from_pretrained(
+        folder or settings_folder(spec.path), revision=spec.revision, trust_remote_code=spec.trust_remote_code
+    )
+    return config
+
+
+def _model_config(spec: ModelSpec, stored: PretrainedConfig) -> PretrainedConfig:
+    return stored if _runs_own_code(spec, stored) else text_config(stored)
+
+
+def _runs_own_code(spec: ModelSpec, config: PretrainedConfig) -> bool:
+    """Whether the model's class comes with the checkpoint."""
+    return spec.trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+
+
 def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
     """Return the model on the meta device, to check it before any memory is used.
 
@@ -161,10 +177,12 @@ def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
         ConfigError: it can't be made or served.
     """
     try:
+        skeleton: PreTrainedModel
         with torch.device("meta"):
-            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
-                deepcopy(config), trust_remote_code=spec.trust_remote_code
-            )
+            if _runs_own_code(spec, config):
+                skeleton = AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=True)
+            else:
+                skeleton = causal_class(config)(deepcopy(config))
     except (*_LOAD_ERRORS, KeyError) as error:
         raise _cannot_load(spec, error) from error
     with errors_of(spec):
@@ -212,15 +230,22 @@ def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
         ConfigError: it can't be loaded, or lacks weights.
     """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            weights_folder(spec.path, spec.dtype),
-            revision=spec.revision,
-            trust_remote_code=spec.trust_remote_code,
-            dtype=spec.dtype,
-            use_safetensors=True if spec.safetensors_only else None,
-            output_loading_info=True,
-            **options,
-        )
+        folder = weights_folder(spec.path, spec.dtype)
+        stored = read_stored_config(spec, folder)
+        own_code, config = _runs_own_code(spec, stored), _model_config(spec, stored)
+        with nullcontext() if config is stored else _without_reports_of_other_parts():
+            chosen: Any = AutoModelForCausalLM if own_code else causal_class(config)
+            loaded = chosen.from_pretrained(
+                folder,
+                config=config,
+                revision=spec.revision,
+                trust_remote_code=spec.trust_remote_code,
+                key_mapping=None if own_code else RENAMED,
+                dtype=spec.dtype,
+                use_safetensors=True if spec.safetensors_only else None,
+                output_loading_info=True,
+                **options,
+            )
     except (*_LOAD_ERRORS, ConfigError) as error:
         raise _cannot_load(spec, error) from error
     model: PreTrainedModel = loaded[0]
@@ -229,6 +254,22 @@ def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
         shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} lacks {len(missing)} weights: {shown}")
     return model
+
+
+@contextmanager
+def _without_reports_of_other_parts() -> Iterator[None]:
+    """Let transformers not list the weights that are left out. It logs other findings in the same report."""
+
+    def is_worth_it(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return "UNEXPECTED" not in text or "MISMATCH" in text or "CONVERSION" in text
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(is_worth_it)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_worth_it)
 
 
 def _merge_adapter(spec: ModelSpec, model: PreTrainedModel) -> PreTrainedModel:

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     TokenizersBackend,
 )
+from transformers.utils.hub import cached_file
 
 from decoding.errors import ConfigError
 from engine.loading.gguf import is_gguf, settings_folder
@@ -61,9 +62,17 @@ def load_tokenizer(
             tokenizer = TokenizersBackend.from_pretrained(folder)
             return tokenizer
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
+        if tokenizer.chat_template is None:
+            tokenizer.chat_template = _template_of_processor(folder, revision)
     except (ConfigError, OSError, ValueError, ImportError) as error:
         raise ConfigError(f"can't load the tokenizer of {path!r}: {error}") from error
     return tokenizer
+
+
+def _template_of_processor(folder: str, revision: str | None) -> str | None:
+    """Return the chat template of a multimodal checkpoint's processor, if it is the only one."""
+    file = cached_file(folder, "chat_template.json", revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if file is None else json.loads(Path(file).read_text(encoding="utf-8")).get("chat_template")
 
 
 def _class_of_tokenizer(folder: Path) -> str | None:

@@ -167,6 +167,14 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"echo": True, "strict": True}, "echo"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "text": "x"}]}]}, "messages.0.content.0.type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content.0.type",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+        "messages.0.content.0.type",
+    ),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content.0.text"),
     ({"messages": [{"role": "user", "content": "x " * 1500}]}, "messages"),
     ({"max_tokens": 1, "max_completion_tokens": 2, "strict": True}, "max_tokens"),

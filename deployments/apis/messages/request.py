@@ -19,7 +19,7 @@ from deployments.fields.conversation import (
     thinking_variables,
 )
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.strict import StrictModel, Text, wrong_field
+from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
 from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject, StopStrings, without_effect
 
@@ -45,7 +45,7 @@ def _as_blocks(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class TextBlock(StrictModel):
+class TextBlock(ContentPart):
     """A block of text."""
 
     type: Literal["text"]
@@ -57,7 +57,7 @@ class TextBlock(StrictModel):
 Texts = Annotated[Items[TextBlock], BeforeValidator(_as_blocks)]
 
 
-class Block(StrictModel):
+class Block(ContentPart):
     """A content block. Its type determines its fields."""
 
     type: BlockType

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import Conversation, FlatToolFields, Message, refusal_as_text, thinking_variables
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.strict import StrictModel, Text, wrong_field
+from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
 from deployments.fields.structures import ResponseFormat
 from deployments.fields.types import Items, JsonObject, Limit, only, without_effect
 
@@ -34,7 +34,7 @@ def _without_nulls(value: object) -> object:
     return {name: field for name, field in value.items() if field is not None} if isinstance(value, dict) else value
 
 
-class ItemPart(StrictModel):
+class ItemPart(ContentPart):
     """A text part of an item."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
