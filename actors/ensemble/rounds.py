@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,15 +23,36 @@ _JOIN_TIMEOUT_S = 120.0  # for a member to find a slot and read the prompt
 
 
 @dataclass(slots=True, eq=False)
+class Participant:
+    """A member of an ensemble, and what it has contributed to one request. The first of all is the leader."""
+
+    model: str
+    address: ReplicaAddress | None = None  # of the leader: None
+    present: bool = True  # not lost
+    joined: bool = True  # has read the text
+    waits: bool = False  # has no slot for the request, as its last report says
+    max_length: int = 0  # as in Joined
+    logits: Tensor | None = None  # [K + 1, V] of this round
+    best: list[list[int]] = field(default_factory=list)  # [K + 1] its most probable tokens in this round, if wanted
+    tokens: int = 0  # committed ones to which it contributed
+    agreed: int = 0  # these that it preferred
+    replies: int = 0
+    reply_s: float = 0.0  # of all replies
+
+    @property
+    def replica(self) -> str:
+        """Its replica's name; empty for the leader, and without a replica."""
+        return "" if self.address is None else self.address.name
+
+
+@dataclass(slots=True, eq=False)
 class Round:
-    """One step of the ensemble. Members are in the order of `EnsembleRounds.models`; index 0 is the leader."""
+    """One step of the ensemble."""
 
     step: int
     draft: Draft
     began_s: float  # the end of the round before: messages and the wait for drafts count
     requested_at_s: float
-    logits: list[Tensor | None]  # [M] of [K + 1, V] each
-    best: list[list[list[int]]]  # [M] of [K + 1] each: the other members' most probable tokens, if wanted
     mask: Tensor | None = None  # [K + 1, ⌈V / 32⌉]
     text_length: int = 0  # of the text that the other members have been sent with it
 
@@ -45,25 +66,31 @@ class EnsembleRounds:
             UnavailableError: too few members are there.
         """
         self.options = ensemble.options
-        self.models = [ensemble.leader, *(member.model for member in ensemble.members)]
-        self._members = ensemble.members
-        self.replicas = ["", *(member.address.name if member.address else "" for member in ensemble.members)]
-        self.present = [True, *(member.address is not None for member in ensemble.members)]
-        self.options.blend.member_weights(self.present)  # raises
+        self.leader = Participant(ensemble.leader)
+        followers = [Participant(each.model, each.address, each.address is not None) for each in ensemble.members]
+        self.members = [self.leader, *followers]  # [M]
+        self._weights()  # raises
         self.read_length = 0  # of the text that all other members have
         self.round: Round | None = None
         self.views: list[tuple[MemberView, ...]] | None = None  # of each token of the last round, if wanted
         self._steps = 0
-        self._joined: list[bool] = []
-        self._waiting: set[str] = set()  # replicas that have no slot for it, as their last report says
-        self._max_lengths = [0] * len(self.models)  # as in Joined
         self._invited_at_s: float | None = None
         self.invitation = 0  # as in Join: how often the members were invited
-        self._tokens = [0] * len(self.models)
-        self._agreed = [0] * len(self.models)
-        self._replies = [0] * len(self.models)
-        self._reply_s = [0.0] * len(self.models)
         self.withdraw()
+
+    @property
+    def present(self) -> list[bool]:
+        """[M] whether each member takes part."""
+        return [member.present for member in self.members]
+
+    @property
+    def others(self) -> dict[str, Participant]:
+        """The present members by replica, without the leader."""
+        return {member.replica: member for member in self.members[1:] if member.present}
+
+    def _weights(self) -> tuple[float, ...]:
+        """Return the members' weights, [M]. Raises UnavailableError if too few are present."""
+        return self.options.blend.member_weights(self.present)
 
     @property
     def is_invited(self) -> bool:
@@ -78,25 +105,18 @@ class EnsembleRounds:
     def withdraw(self) -> None:
         """Note that the members are told to forget the request."""
         self.round, self._invited_at_s = None, None
-        self._joined = [True, *(False for _ in self.models[1:])]
-        self._waiting.clear()
-
-    def note_waiting(self, replica: str, *, waits: bool) -> None:
-        """Note whether a member waits for a slot."""
-        if waits:
-            self._waiting.add(replica)
-        else:
-            self._waiting.discard(replica)
+        for member in self.members[1:]:
+            member.joined = member.waits = False
 
     @property
     def waits_for_slots(self) -> bool:
         """Whether a round can't begin because a present member has no slot."""
-        return not self.is_joined and not self._waiting.isdisjoint(self.others)
+        return not self.is_joined and any(member.waits for member in self.others.values())
 
     @property
     def is_joined(self) -> bool:
         """Whether all present members have joined."""
-        return all(joined for joined, present in zip(self._joined, self.present, strict=True) if present)
+        return all(member.joined for member in self.members if member.present)
 
     @property
     def is_idle(self) -> bool:
@@ -104,40 +124,28 @@ class EnsembleRounds:
         return self.round is None and self.is_joined
 
     @property
-    def others(self) -> list[str]:
-        """The replicas of the present members, without the leader."""
-        pairs = zip(self.replicas, self.present, strict=True)
-        return [replica for replica, present in pairs if present and replica]
-
-    @property
-    def addresses(self) -> list[ReplicaAddress]:
-        """The addresses of `others`."""
-        return [member.address for member in self._members if member.address and member.address.name in self.others]
-
-    @property
     def max_length(self) -> int | None:
         """Texts and drafts that all present members can judge are shorter; None: as far as is known, any."""
-        pairs = zip(self._max_lengths, self.present, strict=True)
-        return min([length for length, present in pairs if present and length], default=None)
+        return min([member.max_length for member in self.members if member.present and member.max_length], default=None)
 
     def mark_joined(self, replica: str, max_length: int = 0) -> None:
         """Note that a member has read the text. max_length: as in Joined."""
-        if replica in self.others:
-            index = self.replicas.index(replica)
-            self._joined[index], self._max_lengths[index] = True, max_length
-            self._waiting.discard(replica)
+        member = self.others.get(replica)
+        if member is not None:
+            member.joined, member.waits, member.max_length = True, False, max_length
 
     def begin_round(self, draft: Draft, now_s: float, began_s: float) -> None:
         """Begin a round over a draft. began_s: the end of the round before."""
         self._steps += 1
-        no_logits: list[Tensor | None] = [None] * len(self.models)
-        self.round = Round(self._steps, draft, began_s, now_s, no_logits, [[]] * len(self.models))
+        self.round = Round(self._steps, draft, began_s, now_s)
+        for member in self.members:
+            member.logits, member.best = None, []
 
     def add_own_logits(self, logits: Tensor, mask: Tensor | None) -> None:
         """Add the leader's logits, [K + 1, V]. mask: [K + 1, ⌈V / 32⌉] what its structure allows."""
         if self.round is not None:
             self.round.mask = mask
-            self.round.logits[0] = logits.clone()  # the next forward may overwrite them
+            self.leader.logits = logits.clone()  # the next forward may overwrite them
 
     def add_reply(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
         """Add another member's logits, [K + 1, V or padded]. A reply to an earlier step, or a second one, is ignored.
@@ -145,119 +153,109 @@ class EnsembleRounds:
         Raises:
             ValueError: the reply has a wrong number of positions, or unknown tokens.
         """
-        if self.round is None or self.round.step != step or replica not in self.others:
+        member = self.others.get(replica)
+        if self.round is None or self.round.step != step or member is None:
             return
         if len(logits) != len(self.round.draft.tokens) + 1:
             raise ValueError(f"logits of {len(logits)} positions, not {len(self.round.draft.tokens) + 1}")
         if len(best) != len(logits) or any(not 0 <= token < logits.shape[-1] for tokens in best for token in tokens):
             raise ValueError("best tokens that are not those of the logits")
-        member = self.replicas.index(replica)
-        if self.round.logits[member] is not None:
-            return
-        self.round.logits[member], self.round.best[member] = logits, best
-        self._replies[member] += 1
-        self._reply_s[member] += now_s - self.round.requested_at_s
+        if member.logits is None:
+            member.logits, member.best = logits, best
+            member.replies += 1
+            member.reply_s += now_s - self.round.requested_at_s
 
     @property
     def is_complete(self) -> bool:
         """Whether all present members' logits are there."""
-        if self.round is None:
-            return False
-        pairs = zip(self.round.logits, self.present, strict=True)
-        return all(logits is not None for logits, present in pairs if present)
+        return self.round is not None and all(each.logits is not None for each in self.members if each.present)
 
     def overdue_replicas(self, now_s: float) -> list[str]:
         """Return the replicas of members that took too long to join or reply."""
         if self.round is not None:
             late = now_s - self.round.requested_at_s > self.options.member_timeout_s
-            missing = [logits is None for logits in self.round.logits]
+            missing = [replica for replica, member in self.others.items() if member.logits is None]
         else:
             late = self._invited_at_s is not None and now_s - self._invited_at_s > _JOIN_TIMEOUT_S
-            missing = [not joined for joined in self._joined]
-        if not late:
-            return []
-        return [replica for replica in self.others if missing[self.replicas.index(replica)]]
+            missing = [replica for replica, member in self.others.items() if not member.joined]
+        return missing if late else []
 
     def drop(self, replica: str, reason: str) -> None:
-        """Go on without a member.
+        """Go on without a present member.
 
         Raises:
             UnavailableError: the ensemble can't go on without it.
         """
-        if replica not in self.others:
-            return
-        member = self.replicas.index(replica)
-        self.present[member] = False
+        member = self.others[replica]
+        member.present = False
         if not self.options.has_quorum(self.present):
             raise UnavailableError(
-                f"member {self.models[member]!r} of the ensemble {reason}; on_member_failure is "
+                f"member {member.model!r} of the ensemble {reason}; on_member_failure is "
                 f"{self.options.on_member_failure!r} and min_members {self.options.min_members}"
             )
-        self.options.blend.member_weights(self.present)  # raises, too
+        self._weights()  # raises, too
 
     def end_round(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """End the round. tokens: the committed ones; rows: the row of the round's logits from which each was chosen."""
         assert self.round is not None
         if self.options.report_contributions:
-            self.views = self._views(self.round, list(rows), list(tokens))
-        for member, logits in enumerate(self.round.logits):
-            if logits is not None and self.present[member]:
-                preferred = logits[list(rows)].argmax(dim=-1).tolist()
-                self._tokens[member] += len(tokens)
-                self._agreed[member] += sum(a == b for a, b in zip(preferred, tokens, strict=True))
+            self.views = self._views(list(rows), list(tokens))
+        for member in self.members:
+            if member.logits is not None and member.present:
+                preferred = member.logits[list(rows)].argmax(dim=-1).tolist()
+                member.tokens += len(tokens)
+                member.agreed += sum(a == b for a, b in zip(preferred, tokens, strict=True))
+            member.logits = None
         self.read_length = self.round.text_length
         self.round = None
 
     def explained(self, error: str) -> str:
         """Return why nothing can be chosen from the round's blend, with the members whose logits are NaN."""
-        assert self.round is not None
-        pairs = zip(self.models, self.round.logits, strict=True)
-        broken = [model for model, logits in pairs if logits is not None and bool(logits.isnan().any())]
-        return f"{error}, those of member {', '.join(map(repr, broken))}" if broken else error
+        broken = [repr(each.model) for each in self.members if each.logits is not None and each.logits.isnan().any()]
+        return f"{error}, those of member {', '.join(broken)}" if broken else error
 
-    def _views(self, round_: Round, rows: list[int], tokens: list[int]) -> list[tuple[MemberView, ...]]:
+    def _views(self, rows: list[int], tokens: list[int]) -> list[tuple[MemberView, ...]]:
         """Return for each token what the members that replied made of it."""
-        members = [member for member, present in enumerate(self.present) if present]
-        replies = [logits[rows].float() for member in members if (logits := round_.logits[member]) is not None]
+        replies = [each.logits[rows].float() for each in self.members if each.present and each.logits is not None]
         own = replies[0]
         logits = torch.stack([replace_empty(_fit_vocabulary(reply, own.shape[-1]), own) for reply in replies])
-        weights = self.options.blend.member_weights(self.present)
-        attributions = attribute_tokens(logits, tokens, [weights[member] for member in members])
-        names = [self.models[member] for member in members]
+        pairs = [
+            (each.model, weight) for each, weight in zip(self.members, self._weights(), strict=True) if each.present
+        ]
+        attributions = attribute_tokens(logits, tokens, [weight for _, weight in pairs])
         return [
-            tuple(MemberView(name, *view) for name, view in zip(names, views, strict=True)) for views in attributions
+            tuple(MemberView(name, *view) for (name, _), view in zip(pairs, views, strict=True))
+            for views in attributions
         ]
 
     def shares(self) -> list[MemberShare]:
         """Return what each member contributed so far."""
-        weights = self.options.blend.member_weights(self.present)
         return [
             MemberShare(
-                model=model,
-                weight=weights[member],
-                tokens=self._tokens[member],
-                agreement=self._agreed[member] / max(self._tokens[member], 1),
-                latency_s=self._reply_s[member] / max(self._replies[member], 1),
+                model=member.model,
+                weight=weight,
+                tokens=member.tokens,
+                agreement=member.agreed / max(member.tokens, 1),
+                latency_s=member.reply_s / max(member.replies, 1),
             )
-            for member, model in enumerate(self.models)
+            for member, weight in zip(self.members, self._weights(), strict=True)
         ]
 
 
 def blend_rounds(ensembles: Sequence[EnsembleRounds]) -> Tensor:
     """Return the blended logits of complete rounds, [N, V]: K + 1 rows for each, one round after the other."""
     blended: dict[int, Tensor] = {}  # by index in `ensembles`
-    for count in {len(ensemble.models) for ensemble in ensembles}:
-        indices = [index for index, ensemble in enumerate(ensembles) if len(ensemble.models) == count]
+    for count in {len(ensemble.members) for ensemble in ensembles}:
+        indices = [index for index, ensemble in enumerate(ensembles) if len(ensemble.members) == count]
         blended.update(zip(indices, _blend([ensembles[index] for index in indices]), strict=True))
     return torch.cat([blended[index] for index in range(len(ensembles))])
 
 
 def _blend(ensembles: Sequence[EnsembleRounds]) -> list[Tensor]:
     """Return [K + 1, V] for each ensemble; all have M members."""
-    rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
-    owns = [own for round_ in rounds if (own := round_.logits[0]) is not None]
+    owns = [own for ensemble in ensembles if (own := ensemble.leader.logits) is not None]
     candidates = [_candidates(ensemble, own) for ensemble, own in zip(ensembles, owns, strict=True)]
-    members = [torch.cat(logits) for logits in zip(*map(_member_logits, ensembles, candidates), strict=True)]
+    members = [torch.cat(logits) for logits in zip(*map(_member_logits, ensembles, owns, candidates), strict=True)]
     lengths = [len(own) for own in owns]
     positions = [
         (ensemble.options.blend, ensemble.present)
@@ -273,30 +271,24 @@ def _blend(ensembles: Sequence[EnsembleRounds]) -> list[Tensor]:
 
 def _candidates(ensemble: EnsembleRounds, own: Tensor) -> Tensor | None:
     """Return the tokens on which the members are blended, [K + 1, V] bool; None for all."""
-    assert ensemble.round is not None
     count = ensemble.options.best_count
-    others = [best for best, present in zip(ensemble.round.best, ensemble.present, strict=True) if present]
-    return top_k_union(own, count, others) if count else None
+    return top_k_union(own, count, [member.best for member in ensemble.members if member.present]) if count else None
 
 
-def _member_logits(ensemble: EnsembleRounds, candidates: Tensor | None) -> list[Tensor]:
+def _member_logits(ensemble: EnsembleRounds, own: Tensor, candidates: Tensor | None) -> list[Tensor]:
     """Return [M] of [K + 1, V] each, float32. Those of lost members have no meaning."""
-    assert ensemble.round is not None
-    own, *others = ensemble.round.logits
-    assert own is not None
-    members = [own.float(), *(_fit_or_zeros(logits, own) for logits in others)]
+    first = own.float()
+    others = [
+        torch.zeros_like(first) if member.logits is None else _fit_vocabulary(member.logits.float(), own.shape[-1])
+        for member in ensemble.members[1:]
+    ]
     if ensemble.options.vocabulary == "shared":
-        return members
+        return [first, *others]
     if candidates is not None:
-        members = [keep_candidates(logits, candidates) for logits in members]
+        first, *others = [keep_candidates(logits, candidates) for logits in (first, *others)]
     contrastive = ensemble.options.blend.kind == "contrastive"  # there a silent amateur finds all tokens equal
-    replacement = torch.zeros_like(members[0]) if contrastive else members[0]
-    return [members[0], *(replace_empty(logits, replacement) for logits in members[1:])]
-
-
-def _fit_or_zeros(logits: Tensor | None, own: Tensor) -> Tensor:
-    own_size = own.shape[-1]
-    return torch.zeros_like(own, dtype=torch.float32) if logits is None else _fit_vocabulary(logits.float(), own_size)
+    replacement = torch.zeros_like(first) if contrastive else first
+    return [first, *(replace_empty(logits, replacement) for logits in others)]
 
 
 def _fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

@@ -68,28 +68,29 @@ class EnsembleLeader:
 
     def _invite(self, row: TargetRow, ensemble: EnsembleRounds, now_s: float) -> None:
         ensemble.invite(len(row.tokens), now_s)
-        for address in ensemble.addresses:
-            if address.name not in self._used_at_s:
-                self._link.connect(address)
-            self._used_at_s[address.name] = now_s
+        for replica, member in ensemble.others.items():
+            assert member.address is not None
+            if replica not in self._used_at_s:
+                self._link.connect(member.address)
+            self._used_at_s[replica] = now_s
             join = Join(
                 row.key[1],
                 list(row.tokens),
-                ensemble.models[0],
+                ensemble.leader.model,
                 row.prompt_length,
                 best_count=ensemble.options.best_count,
-                shared=self._share_memory(row, address.name) if address.uri else None,
+                shared=self._share_memory(row, replica) if member.address.uri else None,
                 admission=row.admission,
                 cache_salt=row.cache_salt,
                 arrived_at_s=row.arrived_at_s,
                 invitation=ensemble.invitation,
             )
-            self._put((row.key[1], address.name), join)
+            self._put((row.key[1], replica), join)
 
     def _withdraw(self, row: TargetRow, ensemble: EnsembleRounds) -> None:
         ensemble.withdraw()
-        for replica in filter(None, ensemble.replicas):
-            self._release((row.key[1], replica))
+        for member in ensemble.members:
+            self._release((row.key[1], member.replica))
 
     def _share_memory(self, row: TargetRow, replica: str) -> SharedOffer | None:
         """Offer memory for the logits of a member that may be on the same node."""
@@ -132,7 +133,7 @@ class EnsembleLeader:
             if ensemble is None or not ensemble.is_invited or replica not in ensemble.others:
                 self._send(replica, Cancel(request_id))
             else:
-                ensemble.note_waiting(replica, waits=index >= first_waiting)
+                ensemble.others[replica].waits = index >= first_waiting
         for member_key, (message, reports) in list(self._unanswered.items()):
             if member_key[1] == replica:
                 self._unanswered[member_key] = message, reports + 1

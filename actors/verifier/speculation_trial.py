@@ -1,20 +1,16 @@
-"""Finds out by trials whether speculation pays: the clock sees what no model of the costs can.
+"""Compares speculative with plain decoding by the clock, because a cost model misses contention.
 
-A drafter may share cores, memory bandwidth or a GPU with the target, clients may be slow, an estimate may be wrong.
-So a target compares its speed with and without speculation. The two are measured one right after the other, because the
-machine's own speed changes, too. A trial begins when the time that it may lose has been earned, and ends when that is
-lost. So many rows at once begin with plain decoding, and one or two rows with drafts. What drafters have missed while
-they rested is expected to be lost, too: they read it first.
-
-Before the first trial with batches of a size, the cost of verifying drafts there says whether to hurry with it. What
-was found at other sizes is worth less or more by the ratio of these costs.
+A drafter may share cores, memory bandwidth or a GPU with the target, and clients may be slow. Both modes are measured
+one right after the other, because the machine's own speed changes, too. A trial begins when the time that it may lose
+has been earned, and ends when that is lost. One or two rows begin with drafts, larger batches in plain mode. The time
+that drafters need to catch up counts as a loss, too.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_SETTLING_STEPS = 3  # at least, until drafters have caught up, or rest; at most four times as many
+_SETTLING_STEPS = 3  # until drafters have caught up, or rest; at most four times as many
 _TRIAL_STEPS = 2 * _SETTLING_STEPS  # a settled window tells a speed after so many steps …
 _TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is random …
 _CLEARLY_SLOWER = 0.85  # … or after half as many of both below this speed ratio
@@ -22,19 +18,19 @@ _BUDGET = 0.01  # the share of the time that trials of the slower mode may lose
 _TRIED_AT_ONCE = 1  # powers of two: so few rows begin with drafts however slow a step is, since they leave it idle time
 _FIRST_S = 0.2  # what the first trial of a size may lose before it is earned: 0.7 % of the first half minute
 _DRAFTING = 1.2  # factor on the cost of a step that verifies drafts, since making them takes time, too
-_MAX_CREDIT_S, _MAX_CREDIT = 2.0, 4.0  # the most that is kept: seconds, and first trials
+_MAX_CREDIT = 4.0  # first trials: the most that is kept
 _PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off; the next one may lose so much more
 _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the length of the last trial
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _CHANGED = 0.95  # of the speed with drafts in the last trial: below that, or the plain speed, no long pause is made
 _MAX_AGREEING = 20  # trials are counted
-_MAX_STEP = 4.0  # a step counts as at most so many times the shortest of the last ones; what is beyond is a hiccup
-_RISING = 1.02  # factor per step on the shortest, so that it is forgotten
-_MAX_LOSS = 2.0  # times the expected time; what is beyond, or needed to catch up, is a hiccup, which no trial caused
+_MAX_STEP = 4.0  # step times are clipped at so many times the recent minimum
+_RISING = 1.02  # factor per step on that minimum, so that it is forgotten
+_MAX_LOSS = 2.0  # losses are clipped at so many times the expected time, and the time to catch up
 _CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what drafters have missed, before it is measured
 _SMOOTHING = 0.6  # weight of the newest trial
-_FADING = 0.95  # factor per step on what was measured before, so that it is as recent as a trial
+_FADING = 0.95  # factor per step on what was measured before
 _INHERITED = 1  # powers of two between sizes of which the smaller's gain says something about the larger's
 _SHORT_VISIT_STEPS = 4 * (_SETTLING_STEPS + _TRIAL_STEPS)  # with batches of one size: too few for a trial
 _SIZE_TOLERANCE = 0.75  # in powers of two: batches this near count as of one size, so that sizes don't alternate
@@ -42,11 +38,7 @@ _SIZE_TOLERANCE = 0.75  # in powers of two: batches this near count as of one si
 
 @dataclass(slots=True)
 class _Window:
-    """Consecutive steps in one mode, speculative or plain.
-
-    Its speed is relative: the expected seconds of plain decoding for the same work, over the actual seconds. An error
-    of that estimate is the same for both modes.
-    """
+    """Consecutive steps in one mode. Its speed is relative to the expected one of plain decoding."""
 
     speculating: bool
     trying: bool  # whether this is a trial of the mode that is not in use
@@ -74,11 +66,10 @@ class _Window:
             self.settled = late or (drafters_follow and self.steps >= _SETTLING_STEPS)
             self.steps *= not self.settled
             return
-        fading = 1.0 if self.trying else _FADING
         self.drafted_steps += drafted
         self.tokens += tokens
-        self.work_s = fading * self.work_s + work_s
-        self.seconds = fading * self.seconds + seconds
+        self.work_s = _FADING * self.work_s + work_s
+        self.seconds = _FADING * self.seconds + seconds
 
     @property
     def speed(self) -> float:
@@ -90,9 +81,8 @@ class _Window:
             return False
         steps, tokens = (self.drafted_steps, self.tokens) if self.speculating else (self.steps, _TRIAL_TOKENS)
         shows_half = 2 * steps >= _TRIAL_STEPS and 2 * tokens >= _TRIAL_TOKENS
-        if shows_half and self.speed < _CLEARLY_SLOWER * other_speed:
-            return True
-        return self.steps >= _TRIAL_STEPS and tokens >= _TRIAL_TOKENS
+        is_slower = shows_half and self.speed < _CLEARLY_SLOWER * other_speed
+        return is_slower or (self.steps >= _TRIAL_STEPS and tokens >= _TRIAL_TOKENS)
 
     def loss_s(self, better_speed: float) -> float:
         """Return the seconds that the better mode would have saved since the window began."""
@@ -188,7 +178,7 @@ class SpeculationTrial:
             work_s: estimated seconds of plain decoding for the same tokens and prefill, while drafters rest.
             drafted: whether the step verified draft tokens.
             offered: whether drafters offered drafts since the last step, so that they do not rest.
-            catch_up_s: the most that drafters would need to read what they have missed, while plain decoding is in use.
+            catch_up_s: in plain mode, the most that drafters would need to catch up.
         """
         self._update_size(rows)
         self._count_visit(rows)
@@ -239,7 +229,7 @@ class SpeculationTrial:
         return self._catch_up_share * (self._window.catch_up_s if self._window.speculating else self._catch_up_s)
 
     def _learn_catch_up(self, window: _Window) -> None:
-        """Learn what is lost until drafters draft again, if that is more than the loss of a few steps."""
+        """Learn how much of the expected time to catch up is lost, if that is more than a few steps."""
         speed = self._plain_speed if self._window_before is None else self._window_before.speed
         expected_s = window.total_work_s / speed
         if window.catch_up_s > expected_s:
@@ -248,10 +238,7 @@ class SpeculationTrial:
 
     @property
     def _expected_loss_s(self) -> float:
-        """The seconds that a trial of the mode that is not in use may lose: as much as the last one lost.
-
-        Drafters have missed more by now, or less.
-        """
+        """The seconds that a trial of the mode that is not in use may lose: as much as the last one lost."""
         evidence = self._evidence.get(self._size)
         begins = evidence is None and self._window.speculating  # the drafts that rows begin with are on trial, too
         tried = self._window.speculating == (self._window.trying or begins)
@@ -263,7 +250,7 @@ class SpeculationTrial:
 
     @property
     def _may_begin(self) -> bool:
-        """Whether to speculate with batches of a size that was never tried. If it hardly pays, that must be earned."""
+        """Whether to speculate with batches of a size that was never tried."""
         may_pay = 1 + self._acceptance() > _DRAFTING * self._draft_cost(2**self._size)
         credit_s = self._credit_s + _FIRST_S if may_pay else self._credit_s
         return self._size <= _TRIED_AT_ONCE or credit_s >= self._unknown_loss_s + self._expected_catch_up_s
@@ -279,7 +266,7 @@ class SpeculationTrial:
 
     @property
     def _max_credit_s(self) -> float:
-        return max(_MAX_CREDIT_S, _MAX_CREDIT * self._unknown_loss_s) + self._expected_catch_up_s
+        return _MAX_CREDIT * self._unknown_loss_s + self._expected_catch_up_s
 
     def _break_off(self) -> None:
         """End a trial that has lost too much before it showed anything."""
@@ -293,11 +280,7 @@ class SpeculationTrial:
         evidence.loss_s[trial.speculating] *= _PATIENCE
         if before is not None and not trial.speculating and not evidence.trials:  # else it would seem to gain nothing
             evidence.log_gain = math.log(before.speed * trial.total_s / trial.total_work_s)
-        self._begin_pause(trial)
-        self._open(not trial.speculating, trying=False)
-
-    def _begin_pause(self, trial: _Window) -> None:
-        self._since_trial_s, self._min_pause_s = 0.0, max(_MIN_PAUSE_S, _MIN_PAUSE * trial.total_s)
+        self._end_trial(winner=not trial.speculating)
 
     def _close_trial(self, before: _Window) -> None:
         """Learn from the trial, and go on with the faster mode. before: the window before the trial."""
@@ -307,7 +290,6 @@ class SpeculationTrial:
         evidence.note(log_ratio if trial.speculating else -log_ratio)
         speculative, plain = (trial, before) if trial.speculating else (before, trial)
         evidence.speed, self._plain_speed = speculative.speed, plain.speed
-        self._begin_pause(trial)
         self.trials += 1
         winner = evidence.log_gain > 0
         if winner != trial.speculating:
@@ -315,6 +297,11 @@ class SpeculationTrial:
             self._charge(trial.speculating, trial.loss_s(before.speed))
         else:
             self._window_before = None
+        self._end_trial(winner=winner)
+
+    def _end_trial(self, *, winner: bool) -> None:
+        """Go on with the better mode, and begin the pause. winner: whether it speculates."""
+        self._since_trial_s, self._min_pause_s = 0.0, max(_MIN_PAUSE_S, _MIN_PAUSE * self._window.total_s)
         self._open(winner, trying=False)
 
     def _charge(self, tried: bool, loss_s: float) -> None:
@@ -334,7 +321,7 @@ class SpeculationTrial:
     def _update_size(self, rows: int) -> None:
         """If the size has changed, use the mode that won at that size, or at the nearest size with evidence.
 
-        Where sizes alternate too fast for trials, batches count as of the largest: else none would ever be judged.
+        Where sizes alternate too fast for trials, batches count as of the largest.
         """
         size = math.log2(rows)
         if abs(size - self._size) <= _SIZE_TOLERANCE:
@@ -360,10 +347,7 @@ class SpeculationTrial:
             self._visit_steps += 1
 
     def _inherit(self) -> None:
-        """Give a new size what drafts are worth at the nearest, by what verifying them costs at both.
-
-        If drafts still seem to pay with much larger batches, these are tried first.
-        """
+        """Estimate the gain of a new size by that of the nearest and the cost of verification at both."""
         nearest = min(self._evidence, key=lambda other: abs(other - self._size), default=None)
         if nearest is None:
             return
