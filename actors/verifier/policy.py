@@ -1,15 +1,14 @@
 """Whether a target speculates, which proposers draft, how many tokens are verified, and how long rows wait for drafts.
 
 All of it is measured: speculative and plain decoding by the clock (`speculation_trial.py`), sets of proposers by their
-time and what each adds (`proposer_choice.py`), draft lengths by acceptance and the cost of steps.
+time and what each adds (`proposers.py`), draft lengths by acceptance and the cost of steps.
 """
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 
 from actors.loops.row import RowKey
-from actors.verifier.proposer_choice import ProposerChoice
-from actors.verifier.proposers import Proposer
+from actors.verifier.proposers import Proposer, ProposerChoice
 from actors.verifier.rows import TargetRow, Verification
 from actors.verifier.speculation_trial import SpeculationTrial
 from actors.verifier.step_cost import StepCost, measure_step_cost
@@ -115,7 +114,6 @@ class SpeculationPolicy:
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
-        """Whether the rows are to use drafts now."""
         return not self._adaptive or self.trial.speculates(self.active_rows)
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
@@ -142,12 +140,10 @@ class SpeculationPolicy:
                 row.drafts.deadline_s = now_s
 
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
-        """Learn from the verdict on a row's draft."""
         row.drafts.note_verdict(drafted=drafted, accepted=accepted)
         self._acceptance.note(drafted=drafted, accepted=accepted)
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """Learn from a step that was committed, what proposers add and what they should."""
         self._choice.learn(verifications, verdicts)
         for proposer in self._proposers:
             proposer.learn(verifications, verdicts)

@@ -1,20 +1,33 @@
-"""The interface of proposers, and the two that delay no step: drafters in other processes, and n-gram look-up.
+"""Proposers: their interface, the two that delay no step, and the choice of those that are asked before a step.
 
-Two more draft on the target's device before a step: a colocated drafter (`colocated_drafter.py`) and heads
-(`heads_drafter.py`).
+Drafters in other processes and n-gram look-up delay no step; a colocated drafter (`colocated_drafter.py`) and heads
+(`heads_drafter.py`) do. The arms of the choice are the sets of these, for each number of rows. The arm with the highest
+upper bound of tokens per second is used, by measured times. A step whose drafts come from several proposers tells what
+each smaller set would have brought, so only larger sets need trials (bandits with side observations: Mannor and Shamir,
+arXiv 1106.2436).
 """
 
+import math
+import time
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import combinations
 
 from actors.loops.mailbox import Mailbox
 from actors.loops.row import Row, RowKey, ServedRow
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.messages import Admit
-from decoding.drafts.draft import ProposerName
+from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.ngram import NgramProposer, NgramProposers
 from decoding.drafts.verification import Verdict
 
 _READ_AHEAD = 16_384  # tokens that look-up reads in a turn, all rows together: long texts must not hold up other rows
+_HELD_STEPS = 8  # for which an arm is used, once it was chosen
+_DOUBT_TOKENS = 1.0  # an arm may bring so many more tokens than it has shown, over the root of the number of verdicts
+_MEMORY = 0.9995  # weight of a verdict after the next one
+_TIME_SMOOTHING = 0.05  # least weight of the newest time in a running mean
+
+_Arm = frozenset[ProposerName]
 
 
 class Proposer:
@@ -25,7 +38,6 @@ class Proposer:
     rests_alone = False  # whether it may rest when nothing else delays the step; if not, its draft lengths fall to 0
 
     def drafts_for(self, row: TargetRow) -> bool:
-        """Whether it drafts for this row at all."""
         raise NotImplementedError
 
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
@@ -80,7 +92,6 @@ class NgramLookup(Proposer):
         self._rows, self._lookups = rows, NgramProposers()
 
     def make(self, admit: Admit) -> NgramProposer | None:
-        """Return the look-up of a request, if it wants one."""
         if admit.ngram is None or not admit.draft_length:
             return None
         private = admit.params.rejects or bool(admit.cache_salt)
@@ -103,3 +114,131 @@ class NgramLookup(Proposer):
         left = _READ_AHEAD
         for lookup, tokens in sorted(texts, key=lambda text: len(text[1])):
             left -= lookup.read(tokens, left)
+
+
+class ProposerChoice:
+    """The choice among the proposers of one target that delay its step."""
+
+    def __init__(self, proposers: Sequence[Proposer], *, adaptive: bool) -> None:
+        """adaptive: ask those that pay; otherwise all."""
+        self._proposers, self._adaptive = proposers, adaptive
+        self._evidence: defaultdict[int, _Evidence] = defaultdict(_Evidence)  # by rows of a step, as a power of two
+        self._size = 0  # of this step
+        self._asked: _Arm = frozenset()  # before this step
+        self.resting: _Arm = frozenset()  # that did not pay in the last step that had drafts
+        self._rows: set[RowKey] = set()  # that were to get drafts; none if a proposer had none: it reads a prompt
+
+    def skip(self) -> None:
+        self._asked, self._rows = frozenset(), set()
+
+    def propose(self, rows: Sequence[TargetRow], step_s: float, *, trying: bool = False) -> float:
+        """Let those that pay put drafts into the rows' tries.
+
+        step_s: the expected seconds of a step without drafts.
+        trying: speculation is compared with plain decoding, and nothing else drafts, so one must be asked.
+
+        Returns:
+            The seconds by which a draft token of all rows delayed the step; 0 if unknown.
+
+        Raises:
+            OutOfPagesError: as in `Runner.logits`.
+        """
+        useful = [each for each in self._proposers if any(each.drafts_for(row) for row in rows)]
+        self._size = len(rows).bit_length()
+        evidence = self._evidence[self._size]
+        names = frozenset(each.name for each in useful)
+        self._asked = names
+        if self._adaptive and names:
+            may_rest = not trying and any(each.rests_alone for each in useful)
+            self._asked = evidence.choose(names, step_s, least=0 if may_rest else 1)
+        self.resting = names - self._asked
+        token_s, known = 0.0, True
+        self._rows = {row.key for row in rows}
+        for proposer in useful:
+            if proposer.name not in self._asked:
+                continue
+            began_s = time.perf_counter()
+            keys = proposer.propose([row for row in rows if proposer.drafts_for(row)])
+            if keys:  # one that reads a prompt, or drafts nothing at all, says nothing of the usual time
+                known &= evidence.calls[proposer.name].note(time.perf_counter() - began_s)
+            else:
+                self._rows, known = set(), False
+            token_s += proposer.token_s or 0.0
+        return token_s if known else 0.0
+
+    def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
+        """Learn from a step what the proposers that were asked have brought."""
+        pairs = zip(verifications, verdicts, strict=True)
+        counted = [(draft, verdict) for (row, draft, *_), verdict in pairs if row.key in self._rows]
+        if self._adaptive and counted:
+            self._evidence[self._size].note(self._asked, counted)
+
+
+class _CallTime:
+    """The mean time of calls, weighted towards recent ones. The first is left out: it warms up."""
+
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        self._calls = 0
+
+    def note(self, seconds: float) -> bool:
+        """Add a call. Returns whether the mean is known."""
+        if self._calls:
+            self.mean_s += max(1 / self._calls, _TIME_SMOOTHING) * (seconds - self.mean_s)
+        self._calls += 1
+        return self._calls > 1
+
+
+class _Evidence:
+    """What arms have brought to steps of about one size."""
+
+    def __init__(self) -> None:
+        self.calls: defaultdict[ProposerName, _CallTime] = defaultdict(_CallTime)
+        self._tokens: defaultdict[_Arm, float] = defaultdict(float)  # committed
+        self._verdicts: defaultdict[_Arm, float] = defaultdict(float)  # after which these tokens were counted
+        self._chosen: _Arm = frozenset()
+        self._useful: _Arm = frozenset()  # of which it was chosen
+        self._held_steps = 0  # that are left
+
+    def choose(self, useful: _Arm, step_s: float, *, least: int) -> _Arm:
+        """Return the arm for the next step, of at least so many proposers."""
+        if not self._held_steps or useful != self._useful or len(self._chosen) < least:
+            self._chosen = max(_subsets(useful, least), key=lambda arm: self._bound(arm, step_s))
+            self._useful, self._held_steps = useful, _HELD_STEPS
+        self._held_steps -= 1
+        return self._chosen
+
+    def _bound(self, arm: _Arm, step_s: float) -> float:
+        """Return the tokens per second that an arm may bring."""
+        verdicts = self._verdicts[arm]
+        if not verdicts:
+            return math.inf
+        tokens = self._tokens[arm] / verdicts + _DOUBT_TOKENS / math.sqrt(verdicts)
+        return tokens / (step_s + sum(self.calls[name].mean_s for name in arm))
+
+    def note(self, asked: _Arm, counted: Sequence[tuple[Draft, Verdict]]) -> None:
+        """Count the verdicts of a step."""
+        memory = _MEMORY ** len(counted)
+        for arm in self._tokens:
+            self._tokens[arm] *= memory
+            self._verdicts[arm] *= memory
+        for arm in _subsets(asked):
+            missing = asked - arm
+            accepted = sum([_accepted_without(missing, *pair) if missing else len(pair[1].path) for pair in counted])
+            self._tokens[arm] += accepted + len(counted)
+            self._verdicts[arm] += len(counted)
+
+
+def _accepted_without(missing: _Arm, draft: Draft, verdict: Verdict) -> int:
+    """Return how many draft tokens would have been accepted without some proposers.
+
+    The path would end at the first token that nobody else has offered.
+    """
+    path = verdict.accepted(draft.proposers) if draft.proposers else []
+    return next((index for index, names in enumerate(path) if missing.issuperset(names)), len(verdict.path))
+
+
+def _subsets(names: _Arm, least: int = 0) -> list[_Arm]:
+    """Return the sets of at least so many of the proposers, large ones first."""
+    sizes = range(len(names), least - 1, -1)
+    return [frozenset(subset) for size in sizes for subset in combinations(sorted(names), size)]

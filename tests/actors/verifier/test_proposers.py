@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from actors.loops.row import RowKey
-from actors.verifier import proposer_choice
-from actors.verifier.proposer_choice import ProposerChoice
-from actors.verifier.proposers import Proposer
+from actors.verifier import proposers
+from actors.verifier.proposers import Proposer, ProposerChoice
 from actors.verifier.rows import Verification
 from decoding.drafts.draft import ProposerName, Proposers
 from decoding.drafts.verification import Verdict
@@ -40,7 +39,7 @@ class Simulated(Proposer):
 
 @pytest.fixture(autouse=True)
 def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer_choice, "time", SimpleNamespace(perf_counter=lambda: CLOCK[0]))
+    monkeypatch.setattr(proposers, "time", SimpleNamespace(perf_counter=lambda: CLOCK[0]))
 
 
 def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool, seed: int = 0) -> float:
