@@ -67,7 +67,6 @@ class TextStream:
         return Piece(text + self._stop_strings.flush(), len(tokens), finish, stop_token)
 
     def flush(self) -> str:
-        """Return the text held back, when the answer ends."""
         text, _ = self._stop_strings.add(self._detokenizer.flush())
         return text + self._stop_strings.flush()
 
@@ -115,7 +114,6 @@ class ActiveRequest:
 
     @cached_property
     def prefixes(self) -> Sequence[Prefix]:
-        """Prefixes of the prompt, by which it is routed to replicas that have read them."""
         adapter = self.request.endpoint.adapter
         version = "" if adapter is None else f"adapter {adapter.version} "  # as in the replicas' rows
         return prefixes_of(self.request.prompt, version + self.request.cache_salt)
@@ -134,7 +132,6 @@ class ActiveRequest:
 
     @property
     def target(self) -> str | None:
-        """Name of its target replica."""
         return self._target
 
     @target.setter
@@ -145,7 +142,6 @@ class ActiveRequest:
 
     @property
     def drafter(self) -> str | None:
-        """Name of its drafter replica, unless colocated."""
         return self._drafter
 
     @drafter.setter
@@ -193,11 +189,9 @@ class ActiveRequest:
         )
 
     def has_member(self, replica: str) -> bool:
-        """Whether the replica is a member of the request's ensemble."""
         return any(member.address is not None and member.address.name == replica for member in self.members)
 
     def has_timed_out(self, now_s: float) -> bool:
-        """Whether the request has exceeded `timeout_s` and must fail."""
         return self.request.timeout_s is not None and now_s - self.began_s > self.request.timeout_s
 
     def has_reached_max_time(self, now_s: float) -> bool:
@@ -276,7 +270,6 @@ class ActiveRequest:
         )
 
     def end_now(self) -> Delta:
-        """Make the last delta of an answer that has reached `max_time_s`."""
         text = self._text_stream.flush()
         return Delta(text, (), self.statistics, finish="length", stop_reason="max_time")
 

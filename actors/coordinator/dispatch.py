@@ -63,7 +63,6 @@ class Dispatch:
         active.unassigned_since_s = now_s
 
     def forget(self, active: ActiveRequest, now_s: float) -> None:
-        """Release a request that has ended."""
         self.release(active, now_s)
         self._length_at_loss.pop(active.request.request_id, None)
 
@@ -115,7 +114,6 @@ class Dispatch:
         self.announce_drafter(active)
 
     def announce_drafter(self, active: ActiveRequest) -> None:
-        """Tell the target its present drafter."""
         if active.target is not None:
             self._outbox.put(active.target, AttachDrafter(active.request.request_id, active.drafter))
 
@@ -163,7 +161,6 @@ class Dispatch:
                     self._assign_again(active, now_s)
 
     def _move(self, active: ActiveRequest, name: str, now_s: float) -> None:
-        """Move a request from replica `name` to the best one of its model."""
         request_id, drafter = active.request.request_id, active.request.endpoint.drafter
         if active.target == name:
             self._leave(active, [name], now_s)

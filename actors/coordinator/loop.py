@@ -99,15 +99,12 @@ class Coordinator:
 
     @property
     def malformed(self) -> int:
-        """As in `Link`."""
         return self._link.malformed
 
     def replica_starts(self) -> Counter[str]:
-        """Return how many replicas have come up since this coordinator started, by model."""
         return self._replica_starts.copy()
 
     def models(self) -> set[str]:
-        """Return the models that have a replica."""
         return self._replica_table.models()
 
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
@@ -293,7 +290,6 @@ class Coordinator:
                 self._remove_replica(name)
 
     def _remove_replica(self, name: str) -> None:
-        """Remove a replica that is gone or drained, and move its requests."""
         self._dispatch.replace_replica(name, self._replica_table.remove(name), self._clock())
         self._outbox.flush()  # so that it may still get Cancel
         self._link.disconnect(name)
@@ -353,7 +349,6 @@ class StepTally:
         step[request.request_id] = tokens + (len(request.prompt) if is_first else 0)
 
     def flush(self) -> None:
-        """Record the steps that are left."""
         for key in list(self._steps):
             self._end(key)
 

@@ -118,7 +118,6 @@ class _Replica:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it is leaving, and its own reports confirm that it has none of our requests."""
         confirmed = not self.reports_to_settle and self.report is not None and not self.report.request_ids
         return self.leaving and not self.request_ids and confirmed
 
@@ -156,7 +155,6 @@ class ReplicaTable:
         self._replicas[address.name] = _Replica(address, now_s)
 
     def remove(self, name: str) -> set[int]:
-        """Forget a replica. Return the ids of its requests."""
         return self._replicas.pop(name).request_ids
 
     def assign(self, model: str, request_id: int, prefixes: Sequence[Prefix] = ()) -> str | None:
@@ -222,7 +220,6 @@ class ReplicaTable:
             replica.reports_to_settle = max(0, replica.reports_to_settle - 1)
 
     def discount_absence(self, seconds: float) -> None:
-        """Don't count as silence the time in which this process could receive nothing."""
         for replica in self._replicas.values():
             replica.message_at_s += seconds
             replica.healthy_at_s += seconds
@@ -274,7 +271,6 @@ class ReplicaTable:
         return any(other.is_available and other.model == replica.model for other in self._replicas.values())
 
     def requests_to_move(self) -> list[tuple[str, int]]:
-        """Return requests that should move: pairs of (replica, request_id)."""
         names = filter(self.should_vacate, self._replicas)
         return [(name, request_id) for name in names for request_id in self.requests_on(name)]
 

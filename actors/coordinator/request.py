@@ -84,7 +84,6 @@ class Endpoint:
 
     @property
     def proposers(self) -> tuple[ProposerName, ...]:
-        """All that draft for its requests."""
         has: dict[ProposerName, bool] = {"drafter": self.drafter is not None, "ngram": self.ngram is not None}
         names = [name for name, is_there in has.items() if is_there]
         return (*names, self.heads) if self.heads else tuple(names)
@@ -137,7 +136,6 @@ class Request:
 
     @property
     def ensemble_options(self) -> EnsembleOptions:
-        """Options of the ensemble: the request's own, or the endpoint's."""
         return self.ensemble or self.endpoint.ensemble
 
     @property

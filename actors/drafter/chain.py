@@ -47,7 +47,6 @@ class _State(NamedTuple):
 
     @classmethod
     def of(cls, packed: Tensor, count: int) -> "_State":
-        """Return the views. count: B."""
         step, rows, settings = packed.split([1, _PARTS * count, len(packed) - 1 - _PARTS * count])
         return cls(packed, rows.view(_PARTS, count), ChainChoices.from_packed(step, settings, count, RANKS))
 

@@ -98,7 +98,6 @@ class CrossTokenizerRow(DrafterRow):
         self._lookahead = self._scale(self._lookahead)
 
     def position_below(self, node: DraftNode) -> int:
-        """Return the position, in the target's text, of the token after a node."""
         return self._length + len(self._translation(node).tokens)
 
     def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
@@ -128,7 +127,6 @@ class CrossTokenizerRow(DrafterRow):
         return Offer(self.key[1], self._length, tokens, parents, offered, coordinator=self.key[0])
 
     def _weights(self) -> dict[tuple[int, ...], float]:
-        """Return the probability of each drafted path, in the target's tokens."""
         weights: defaultdict[tuple[int, ...], float] = defaultdict(float)
         right = self._right / self._uncertain
         for node in self.tree.root.descendants():
@@ -222,7 +220,6 @@ class CrossTokenizerRow(DrafterRow):
             return Translation([], 0)
 
     def _remaining_translations(self, committed: list[int]) -> Iterator[tuple[DraftNode, Translation]]:
-        """Yield the rest of each translation that begins with the committed tokens."""
         count = len(committed)
         for node in self.tree.root.descendants():
             draft = self._translations.get(node)
@@ -241,7 +238,6 @@ class CrossTokenizerRow(DrafterRow):
         return math.ceil(length * min(len(self._aligner.tokens) / self._length, _MAX_RATIO))
 
     def _roll_back(self, count: int) -> None:
-        """Cut the text to its first `count` tokens, and forget all drafts."""
         self._forget(count)
         del self.tokens[count:]
         del self.page_keys[count // self._runner.cache.page_size :]

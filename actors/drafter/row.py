@@ -52,7 +52,6 @@ class DrafterRow(Row):
 
     @property
     def calibration_key(self) -> Hashable:
-        """Rows with the same key share a calibration."""
         return self.params.greedy
 
     @property
@@ -61,7 +60,6 @@ class DrafterRow(Row):
         return len(self.tokens)
 
     def can_read(self, tokens: Sequence[int]) -> bool:
-        """Whether the model can run these tokens of the target."""
         return self._runner.can_run(tokens)
 
     @property
@@ -166,7 +164,6 @@ class DrafterRow(Row):
         return children
 
     def position_below(self, node: DraftNode) -> int:
-        """Return the position, in the target's text, of the token after a node."""
         return node.position + 1
 
     def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
@@ -228,7 +225,6 @@ class DrafterRow(Row):
         self.tree = DraftTree(root, last_position, ends)
 
     def _room(self, reserved: int) -> int:
-        """Return how many more nodes may be run. reserved: missing nodes of the chain."""
         columns = self._runner.cache.capacity - WIDTH - len(self.tokens)
         return min(_MAX_CACHED_NODES, columns) - self.tree.ran - reserved
 
@@ -244,7 +240,6 @@ class DrafterRow(Row):
         return nodes
 
     def _assign_columns(self, nodes: list[DraftNode]) -> RowInput:
-        """Give the nodes the next columns; return their input."""
         start = self._start = self._used
         for node in nodes:
             node.column = self._used

@@ -23,11 +23,9 @@ class DraftNode:
         self.children: dict[int, DraftNode] = {}  # by token, best first; those worth following
 
     def __lt__(self, other: "DraftNode") -> bool:
-        """Whether this node is more promising."""
         return self.probability > other.probability
 
     def descendants(self) -> Iterator["DraftNode"]:
-        """Yield all nodes below, parents first."""
         for child in self.children.values():
             yield child
             yield from child.descendants()
@@ -70,7 +68,6 @@ class DraftTree:
         return node
 
     def can_run(self, node: DraftNode) -> bool:
-        """Whether a token may follow a pending node."""
         return node.position < self.last_position and node.token not in self._ends
 
     def has_pending(self) -> bool:

@@ -76,7 +76,6 @@ class CrossTokenizerMember(MemberRow):
         self._tree = TokenTree()  # its columns mean nothing now
 
     def undo(self) -> None:
-        """Begin the request anew, with its first reading."""
         self.cached = self.cached_prefix
         self._tree, self._logits, self._best = TokenTree(), [], []
 
@@ -150,7 +149,6 @@ class CrossTokenizerMember(MemberRow):
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix, in tokens."""
     low, high = 0, min(len(first), len(second))  # bounds of the length
     while low < high:
         middle = (low + high + 1) // 2

@@ -40,12 +40,10 @@ class MemberRow(ServedRow):
 
     @property
     def length(self) -> int:
-        """Length of the text, in the leader's tokens."""
         return len(self.tokens)
 
     @property
     def max_length(self) -> int:
-        """As in Joined."""
         return self._runner.max_length
 
     @property
@@ -105,11 +103,9 @@ class MemberRow(ServedRow):
         return True
 
     def inputs(self, limit: int) -> list[RowInput]:
-        """Return a chunk of the text, or its last token and the draft."""
         return super().inputs(limit) if self.prefilling else [self._step_input()]
 
     def take(self, logits: Tensor, rows: range) -> LogitsReply | None:
-        """Return the reply to the leader; None if the row has more to run."""
         if not self.prefilling:
             return self._reply(logits[rows.start : rows.stop])
         self.cached = self._chunk.end
@@ -119,7 +115,6 @@ class MemberRow(ServedRow):
         return draft_input(self.slot, self.cached, self.tokens[-1], self._draft)
 
     def _reply(self, logits: Tensor) -> LogitsReply | None:
-        """Return the reply after a step, or None if more steps are needed. logits: [n, V] of the step's tokens."""
         best = logits.topk(max(0, min(self._best_count, logits.shape[-1])), dim=-1).indices.tolist()
         reply = self._make_reply(logits, best)
         self.cached += 1  # memory may have run out until here

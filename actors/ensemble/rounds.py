@@ -94,16 +94,13 @@ class EnsembleRounds:
 
     @property
     def is_invited(self) -> bool:
-        """Whether the other members are asked for slots."""
         return self._invited_at_s is not None
 
     def invite(self, read_length: int, now_s: float) -> None:
-        """Note that the members are invited to read a text of that length."""
         self.read_length, self._invited_at_s = read_length, now_s
         self.invitation += 1
 
     def withdraw(self) -> None:
-        """Note that the members are told to forget the request."""
         self.round, self._invited_at_s = None, None
         for member in self.members[1:]:
             member.joined = member.waits = False
@@ -115,12 +112,10 @@ class EnsembleRounds:
 
     @property
     def is_joined(self) -> bool:
-        """Whether all present members have joined."""
         return all(member.joined for member in self.members if member.present)
 
     @property
     def is_idle(self) -> bool:
-        """Whether a round may begin."""
         return self.round is None and self.is_joined
 
     @property
@@ -135,7 +130,6 @@ class EnsembleRounds:
             member.joined, member.waits, member.max_length = True, False, max_length
 
     def begin_round(self, draft: Draft, now_s: float, began_s: float) -> None:
-        """Begin a round over a draft. began_s: the end of the round before."""
         self._steps += 1
         self.round = Round(self._steps, draft, began_s, now_s)
         for member in self.members:
@@ -167,7 +161,6 @@ class EnsembleRounds:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all present members' logits are there."""
         return self.round is not None and all(each.logits is not None for each in self.members if each.present)
 
     def overdue_replicas(self, now_s: float) -> list[str]:
@@ -229,7 +222,6 @@ class EnsembleRounds:
         ]
 
     def shares(self) -> list[MemberShare]:
-        """Return what each member contributed so far."""
         return [
             MemberShare(
                 model=member.model,

@@ -252,7 +252,6 @@ class LearnerProcess:
         self._outbox.put(message)
 
     def receive(self) -> list[FromLearner]:
-        """Return what has come, without waiting."""
         messages: list[FromLearner] = []
         while True:
             try:

@@ -78,7 +78,6 @@ class Mailbox(Generic[R]):
         self.put(peer, Failed(request_id, reason, field, admission, invitation))
 
     def flush(self) -> None:
-        """Send queued messages now."""
         self._outbox.flush()
 
     def close_turn(self) -> None:

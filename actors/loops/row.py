@@ -64,7 +64,6 @@ class Row:
 
     @property
     def due(self) -> bool:
-        """Whether the row has something to run."""
         return self.ready and self.pending > 0
 
     @property
@@ -156,7 +155,6 @@ class Row:
 
     @property
     def slots(self) -> list[int]:
-        """All of its slots."""
         return [self.slot, *self.more_slots]
 
     def resume(self, count: int) -> None:

@@ -39,7 +39,6 @@ class RowTable(Generic[R]):
         self.adaptation: AdaptationState | None = None  # as in Report
 
     def __iter__(self) -> Iterator[R]:
-        """Iterate over the rows that hold a slot."""
         return iter(self._active.values())
 
     def __len__(self) -> int:
@@ -69,7 +68,6 @@ class RowTable(Generic[R]):
             self._fill_slots()
 
     def remove_peer(self, peer: str) -> None:
-        """Remove all rows of a peer."""
         for key in [key for key in (*self._active, *self._waiting) if key[0] == peer]:
             self.remove(key)
 
@@ -133,7 +131,6 @@ class RowTable(Generic[R]):
         self._waiting[row.key] = row
 
     def note_forward(self) -> None:
-        """Note that a forward had enough pages."""
         self._is_full = False
 
     def make_ready(self) -> list[tuple[R, BaseException]]:
@@ -163,7 +160,6 @@ class RowTable(Generic[R]):
         return failed
 
     def _note_text(self, row: R) -> None:
-        """Let others take over the row's full pages."""
         full = min(row.cached_prefix, len(row.tokens)) // self._cache.page_size
         if self._cache.known[row.slot] < full <= self._cache.held_pages(row.slot):
             self._cache.note_text(row.slot, self._keys(row, full))

@@ -147,7 +147,6 @@ class IdleMemory:
             self._trim()
 
     def run(self) -> None:
-        """Check for ever."""
         while True:
             time.sleep(self._period_s)
             self.check(time.process_time())

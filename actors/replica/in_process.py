@@ -68,7 +68,6 @@ class Engine:
             thread.stop()
 
     def lose(self, name: str) -> None:
-        """Tell the coordinator that a replica is dead."""
         self._alive.remove(name)
         self._set_replicas()
 

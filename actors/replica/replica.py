@@ -117,12 +117,10 @@ class Replica:
 
     @property
     def times(self) -> LoopTimes:
-        """Where the loop's time went so far."""
         return self._loop.times
 
     @property
     def malformed(self) -> int:
-        """How many batches of messages were malformed and dropped."""
         return self._link.malformed
 
     def check(self) -> None:
@@ -130,7 +128,6 @@ class Replica:
         self._thread.check()
 
     def report(self) -> Report:
-        """Return the load at this moment."""
         return self._loop.load()
 
     def drain(self, timeout_s: float) -> None:

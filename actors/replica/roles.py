@@ -35,7 +35,6 @@ class SharedWeightsLoop:
 
     @property
     def times(self) -> LoopTimes:
-        """Where the time of both went."""
         return self._target.times + self._drafter.times
 
     def load(self) -> Report:
@@ -43,7 +42,6 @@ class SharedWeightsLoop:
         return _combine(self._target.load(), self._drafter.load())
 
     def turn(self) -> None:
-        """Run a turn of each."""
         self._target.turn()
         self._drafter.turn()
 

@@ -17,8 +17,6 @@ from engine.loading.lora import LoraWeights, read_lora
 
 
 class _Held:
-    """An adapter that rows have asked for."""
-
     def __init__(self, slot: int | None, reading: Future[LoraWeights] | None = None) -> None:
         self.slot = slot  # None: its weights are not in the layers yet
         self.reading = reading
@@ -32,7 +30,6 @@ class _Held:
 
     @property
     def precedence(self) -> tuple[bool, float, int]:
-        """That of its first row."""
         return min(row.precedence for row in self.rows)
 
 
@@ -139,7 +136,6 @@ class AdapterTable:
         return slot
 
     def _read_weights(self, adapter: Adapter) -> Future[LoraWeights]:
-        """Read and check weights, in a thread."""
         assert self._lora is not None
         return self._pool.submit(self._load, self._lora, adapter)
 

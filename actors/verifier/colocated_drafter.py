@@ -46,7 +46,6 @@ class ColocatedDrafter(Proposer):
         self._rows: dict[int, TargetRow] = {}  # the same rows, by request
 
     def drafts_for(self, row: TargetRow) -> bool:
-        """Whether the row has a drafter."""
         return row.drafts.drafter
 
     @property
@@ -88,7 +87,6 @@ class ColocatedDrafter(Proposer):
         return offered
 
     def remove(self, row: Row) -> None:
-        """Let the drafter forget the row."""
         if self._sent_lengths.pop(row.key, None) is not None:
             del self._rows[row.key[1]]
             self._link.send(_DRAFTER, [Cancel(row.key[1])])
@@ -101,7 +99,6 @@ class ColocatedDrafter(Proposer):
             del self._rows[failed.request_id], self._sent_lengths[row.key]
 
     def _update(self, row: TargetRow) -> Admit | Advance:
-        """Return the message that brings the drafter up to date with the row's text."""
         request_id, sent = row.key[1], self._sent_lengths.get(row.key)
         self._sent_lengths[row.key] = len(row.tokens)
         self._rows[request_id] = row

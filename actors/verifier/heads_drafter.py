@@ -54,7 +54,6 @@ class HeadsDrafter(Proposer):
         self._ran: list[_Ran] = []
 
     def drafts_for(self, row: TargetRow) -> bool:
-        """Whether heads draft for the row."""
         return row.drafts.heads
 
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
@@ -116,7 +115,6 @@ class HeadsDrafter(Proposer):
             self._heads.read(readings, hidden)
 
     def remove(self, row: Row) -> None:
-        """Forget a row."""
         self._guesses.pop(row.key, None)
 
     def _draft_length(self, row: TargetRow) -> int:
@@ -160,5 +158,4 @@ class HeadsDrafter(Proposer):
 
 
 def _state_of(row: TargetRow) -> tuple[RowKey, int]:
-    """Return what the state of a row's slot belongs to."""
     return row.key, len(row.tokens)

@@ -217,7 +217,6 @@ class Committer:
 
 
 def _records(row: TargetRow, draft: Draft, verdict: Verdict, kept: Sequence[int]) -> list[Token]:
-    """Return the record of each kept token."""
     own: TokenSource = "recovered" if verdict.rejected else "bonus" if draft.tokens else "plain"
     views = row.ensemble.views if row.ensemble is not None else None
     if verdict.logprobs is None and views is None:

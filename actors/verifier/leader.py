@@ -50,7 +50,6 @@ class EnsembleLeader:
         self._memory: dict[_MemberKey, SharedLogits] = {}
 
     def lead(self, row: TargetRow) -> None:
-        """Lead the ensemble of a new row."""
         self._rows[row.key[1]] = row
 
     def follow_slots(self, now_s: float) -> None:
@@ -210,7 +209,6 @@ class EnsembleLeader:
         return failed
 
     def _disconnect_idle(self, now_s: float) -> None:
-        """Close connections that have long been idle, such as those to dead members."""
         ensembles = [row.ensemble for row in self._rows.values() if row.ensemble is not None]
         used = {replica for ensemble in ensembles for replica in ensemble.others}
         for replica, used_at_s in list(self._used_at_s.items()):

@@ -145,13 +145,11 @@ class Target:
 
     @property
     def _reader(self) -> ColocatedDrafter | None:
-        """The colocated drafter, unless it rests."""
         drafter = self._colocated_drafter
         rests = drafter is None or not self._rows.drafting or drafter.name in self._policy.resting
         return None if rests else drafter
 
     def _request_logits(self, rows: list[TargetRow]) -> None:
-        """Begin the rounds of ensembles, so that members compute their logits while the leader does."""
         ensembles = [(row, row.ensemble) for row in rows if row.ensemble is not None]
         for row, ensemble in ensembles:
             ensemble.begin_round(row.step_draft, time.perf_counter(), self._counted_until_s)
@@ -181,7 +179,6 @@ class Target:
         return self._rows.verifications(shares)
 
     def _finish_rounds(self, shares: Shares) -> None:
-        """Judge drafts by the blend, for ensembles that have the logits of all members."""
         rows = self._rows.sampling(shares)
         ensembles = [row.ensemble for row in rows if row.ensemble is not None]
         rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]

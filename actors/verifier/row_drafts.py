@@ -43,7 +43,6 @@ class RowDrafts:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything makes drafts for this row."""
         return self._draft_length > 0 and (self.drafter or self.heads or self.lookup is not None)
 
     @property
@@ -92,7 +91,6 @@ class RowDrafts:
                 self.trie.fence()
 
     def note_verdict(self, *, drafted: int, accepted: int) -> None:
-        """Learn from the verdict on a draft."""
         self.acceptance.note(drafted=drafted, accepted=accepted)
         self.trie.default_probability = self.acceptance.value
 
@@ -136,6 +134,5 @@ class RowDrafts:
             self.incomplete_since_s, self.deadline_s, self.length_at_plan = now_s, now_s + patience_s, self.length
 
     def wait_s(self, now_s: float) -> float:
-        """Return how much longer to wait, in seconds."""
         waits = self.incomplete_since_s is not None and self.expected
         return max(0.0, self.deadline_s - now_s) if waits else 0.0

@@ -86,7 +86,6 @@ class TargetRow(ServedRow):
         return not self.withheld and limit >= self.pending
 
     def inputs(self, limit: int) -> list[RowInput]:
-        """Return a chunk of the prompt, or the text's last token and a draft of what follows it."""
         if not self.prefilling:
             draft = self.step_draft
             if draft.tokens:
@@ -117,7 +116,6 @@ class TargetRow(ServedRow):
         self.step_draft, self.mask = NO_DRAFT, None
 
     def claim_verification(self) -> Verification | None:
-        """Return what the logits of the last step decide on, once."""
         verification, self._verification = self._verification, None
         return verification
 
@@ -187,7 +185,6 @@ class TargetRows(RowTable[ServedRow]):
         self._writers: dict[RowKey, TargetRow] = {}
 
     def add_writer(self, row: TargetRow) -> None:
-        """Add a row that writes a text. Replaces a row of the same key."""
         self.add(row)
         self._writers[row.key] = row
 

@@ -38,7 +38,6 @@ class StepCost:
         self._factor = 1.0  # running mean over all steps
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Learn from one step."""
         tokens = self._pad(tokens)
         factor = seconds / self._interpolate(self._seconds, tokens)
         self._factor += _SMOOTHING * (factor - self._factor)
@@ -54,7 +53,6 @@ class StepCost:
         self._current = [factor * base for factor, base in zip(self._factors, self._seconds, strict=True)]
 
     def __call__(self, tokens: int) -> float:
-        """Return the expected seconds of a step."""
         return self._interpolate(self._current, self._pad(tokens))
 
     def _pad(self, tokens: int) -> int:

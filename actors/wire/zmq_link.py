@@ -79,11 +79,9 @@ class PeerRoutes:
             self._unreachable.add(name)
 
     def reaches(self, name: str) -> bool:
-        """Whether nothing says that a peer is gone."""
         return name not in self._unreachable
 
     def get(self, name: str) -> bytes | None:
-        """Return the routing id of a known peer."""
         return self._routing_ids.get(name)
 
     def identify(self, routing_id: bytes, public_key: Callable[[], bytes]) -> str:
@@ -125,8 +123,6 @@ def _frames(messages: Sequence[Message]) -> list[bytes]:
 
 
 class _Tag(msgspec.Struct):
-    """What all messages have."""
-
     type: str
 
 

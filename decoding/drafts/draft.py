@@ -54,7 +54,6 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
         return self.parents == chain_parents(len(self.parents))
 
     def first(self, count: int) -> "Draft":
-        """Return the first `count` tokens as a draft."""
         if count >= len(self.tokens):
             return self
         if count == 0:

@@ -42,7 +42,6 @@ class MatchCalibration:
         return self._right[index] / self._seen[index]
 
     def note(self, length: int, *, right: bool) -> None:
-        """Count one draft token."""
         index = min(length, _LONGEST)
         self._right[index] = _DECAY * self._right[index] + right
         self._seen[index] = _DECAY * self._seen[index] + 1
@@ -70,7 +69,6 @@ class TextIndex:
         return len(self._earlier_ends) - 1 - start
 
     def is_complete(self, tokens: Sequence[int]) -> bool:
-        """Whether all tokens but the last one are in the index."""
         return len(self._earlier_ends) == len(tokens)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
@@ -152,7 +150,6 @@ class _Guess(NamedTuple):
     calibration: MatchCalibration
 
     def learn(self, text: Sequence[int]) -> None:
-        """Count the tokens up to the first wrong one."""
         for committed, token, length in zip(text[self.start :], self.tokens, self.lengths, strict=False):
             self.calibration.note(length, right=committed == token)
             if committed != token:
@@ -236,7 +233,6 @@ class NgramProposer:
         return tree.draft
 
     def _look_up(self, tokens: Sequence[int]) -> _Guess:
-        """Copy the tokens after the match; beyond the end of the text, copy from the draft itself."""
         length, end = self._index.match(tokens)
         count = self._draft_length if length else 0
         chain: list[int] = []

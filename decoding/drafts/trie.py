@@ -25,8 +25,6 @@ _NEW_NODES = 1024  # tokens that can be added between two commits; bounds the me
 
 
 class _Node:
-    """One draft token, or the root."""
-
     __slots__ = ("children", "distribution", "drawn", "probability", "proposers")
 
     def __init__(self, probability: float = 1.0, proposers: Proposers = ()) -> None:
@@ -61,7 +59,6 @@ class DraftTrie:
         self._has_choice = False  # whether there are other drafts, or drawn tokens
 
     def __bool__(self) -> bool:
-        """Whether there is any draft token."""
         return bool(self._chain or self._root.drawn or self._root.children)
 
     def offer(

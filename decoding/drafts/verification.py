@@ -58,7 +58,6 @@ class Verdict(NamedTuple):
         return [values[index] for index in self.path]
 
     def tokens(self, draft: Draft) -> list[int]:
-        """Return the committed tokens."""
         return [*self.accepted(draft.tokens), self.own] if self.path else [self.own]
 
 
@@ -179,8 +178,6 @@ class _Outcome(NamedTuple):
 
 
 class _Tree:
-    """The draft tokens of one row."""
-
     def __init__(self, draft: Draft, *, block: bool) -> None:
         self._parents = draft.parents
         self._block = block
