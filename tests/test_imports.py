@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = ("actors", "benchmarks", "cli", "consort", "decoding", "deployments", "engine", "evaluation", "training")
 WEB = {"fastapi", "starlette"}
-NOT_LOADED = {
+NOT_LOADED = {  # from the lowest layer up: what one must not load, none above it has loaded yet
     "decoding": WEB | {"accelerate", "actors", "bitsandbytes", "deployments", "engine", "ray", "transformers", "zmq"},
     "engine": WEB | {"actors", "deployments", "ray", "zmq"},
     "actors": WEB | {"deployments", "ray"},
@@ -68,35 +69,37 @@ def modules_of(layer: str) -> list[str]:
     return sorted(".".join(file.parts).removesuffix(".__init__") for file in files)
 
 
-@pytest.mark.parametrize("layer", NOT_LOADED)
-def test_importing_a_layer_loads_none_of_what_it_must_not_know(layer: str) -> None:
+def loaded_in_turn(stages: Iterable[tuple[str, Sequence[str], set[str]]]) -> list[str]:
+    """Import each stage's modules in one process. Returns what was loaded then of what must not be, after its name."""
     program = (
-        f"import importlib, sys\nfor name in {modules_of(layer)!r}: importlib.import_module(name)\n"
-        f"print(*sorted({NOT_LOADED[layer]!r} & set(sys.modules)))"
+        "import importlib, sys\n"
+        f"for stage, modules, unwanted in {list(stages)!r}:\n"
+        "    for name in modules: importlib.import_module(name)\n"
+        "    for name in sorted(unwanted & set(sys.modules)): print(stage, 'loads', name)"
     )
     process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.split() == []
+    return process.stdout.splitlines()
 
 
-SLOW = {
-    "deployments.replicas.coordinator, deployments.endpoints.service, deployments.http.routes": {  # a coordinator
+def test_importing_a_layer_loads_none_of_what_it_must_not_know() -> None:
+    assert loaded_in_turn((layer, modules_of(layer), unwanted) for layer, unwanted in NOT_LOADED.items()) == []
+
+
+SLOW = {  # each may load what those before it may, and more
+    "cli.serving.server": {"torch", "transformers", "ray", "fastapi"},
+    "deployments.http.proxy": {"torch", "transformers", "ray"},
+    "deployments.app": {"torch", "transformers"},  # Serve's controller and the command import it
+    "deployments.replicas.coordinator deployments.endpoints.service deployments.http.routes": {  # a coordinator
         "transformers.modeling_utils",
         "torch._dynamo",
         "sympy",
     },
-    "cli.serving.server": {"torch", "transformers", "ray", "fastapi"},
-    "deployments.app": {"torch", "transformers"},  # Serve's controller and the command import it
-    "deployments.http.proxy": {"torch", "transformers", "ray"},
 }
 
 
-@pytest.mark.parametrize("module", SLOW)
-def test_a_server_starts_without_slow_imports_where_they_are_not_needed(module: str) -> None:
-    program = f"import sys, {module}\nprint(*sorted({SLOW[module]!r} & set(sys.modules)))"
-    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.split() == []
+def test_a_server_starts_without_slow_imports_where_they_are_not_needed() -> None:
+    assert loaded_in_turn((modules, modules.split(), unwanted) for modules, unwanted in SLOW.items()) == []
 
 
 EVERY_HELP = """

@@ -1,6 +1,7 @@
 """The HTTP routes on tiny models: answers and refusals."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 8, "seed": 1}
 CHAT_BODY = {"model": "consort", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def refusing(endpoints: dict[str, ServedEndpoint]) -> Iterator[TestClient]:
+    """A server that only ever refuses, so that many tests may share it."""
+    coordinator: Any = FakeCoordinator()
+    with TestClient(make_api(Service(endpoints, coordinator))) as client:
+        yield client
+    assert not coordinator.requests
 
 
 def events(text: str) -> list[Any]:
@@ -148,8 +158,8 @@ def test_every_prompt_has_its_choice(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "field"), CASES)
-def test_bad_input_is_refused_by_name(fake: TestClient, path: str, body: str, field: str) -> None:
-    response = fake.post(path, content=body, headers={"Content-Type": "application/json"})
+def test_bad_input_is_refused_by_name(refusing: TestClient, path: str, body: str, field: str) -> None:
+    response = refusing.post(path, content=body, headers={"Content-Type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field), error
     assert field in error["message"]

@@ -48,8 +48,13 @@ def whole(path: str) -> Runner:
     return Runner(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), **SIZE)
 
 
-def take_part(role: Role, rank: int, port: int, result: Connection | None) -> None:
-    """Run a rank of the group; rank 0 serves requests and sends the answers."""
+def take_part(rank: int, ports: dict[Role, int], result: Connection | None) -> None:
+    """Run a rank of one group per role, in turn; rank 0 serves requests and sends the answers."""
+    for role, port in ports.items():
+        run_rank(role, rank, port, result)
+
+
+def run_rank(role: Role, rank: int, port: int, result: Connection | None) -> None:
     spec = ModelSpec(
         name="m", path=TARGET, dtype="float32", device="cpu", threads=1, slots=3, max_length=96, prefill_chunk=64
     )
@@ -66,23 +71,23 @@ def take_part(role: Role, rank: int, port: int, result: Connection | None) -> No
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("role", ["target", "drafter"])
-def test_two_processes_write_what_one_writes(role: Role) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+def test_two_processes_write_what_one_writes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports: dict[Role, int] = {"target": first.getsockname()[1], "drafter": second.getsockname()[1]}
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    processes = [context.Process(target=take_part, args=(role, rank, port, (sender, None)[rank])) for rank in range(2)]
+    processes = [context.Process(target=take_part, args=(rank, ports, (sender, None)[rank])) for rank in range(2)]
     for process in processes:
         process.start()
     expected, _ = answers(whole(TARGET), whole(DRAFTER))
-    actual, drafter_steps, shape = receiver.recv()
+    for _ in ports:
+        actual, drafter_steps, shape = receiver.recv()
+        assert actual == expected
+        assert drafter_steps > 0
+        assert shape[1] == 1  # of two key-value heads
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert actual == expected
-    assert drafter_steps > 0
-    assert shape[1] == 1  # of two key-value heads
 
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 10_000.0}
