@@ -57,10 +57,8 @@ class Demand:
     @property
     def longest(self) -> int | None:
         """Tokens of a request, as configured or as the model has positions."""
-        if self.max_length is not None:
-            return self.max_length
         positions = None if self.size is None else self.size.positions
-        return None if positions is None else min(positions, MAX_LENGTH)
+        return self.max_length if positions is None or self.max_length is not None else min(positions, MAX_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,38 +101,35 @@ def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare
 
 
 def _requested(demand: Demand, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> DeviceShare:
-    """Take an amount for each process from the GPUs that are left. Ray refuses what the machine does not have."""
-    if amount < 1:
-        taken = _take_parts(demand.processes, amount, left, rests)
-    else:
+    """Take an amount for each process, parts from GPUs that were given away in part before whole ones.
+
+    Ray refuses what the machine does not have.
+    """
+    if amount >= 1:
         count = min(int(amount * demand.processes), len(left))
         taken, left[:] = left[:count], left[count:]
-    return _share(taken, amount)
-
-
-def _take_parts(processes: int, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> list[Gpu]:
-    """Take a part of a GPU for each process, from GPUs that were given away in part before whole ones."""
+        return _share(taken, amount)
     taken = []
-    for _ in range(processes):
+    for _ in range(demand.processes):
         if left and all(rest < amount for rest in rests.values()):
             rests[left.pop(0)] = 1
         gpu = next((gpu for gpu, rest in rests.items() if rest >= amount), None)
         if gpu is not None:
             rests[gpu] = round((rests[gpu] - amount) * _GPU_STEPS) / _GPU_STEPS
             taken.append(gpu)
-    return list(dict.fromkeys(taken))
+    return _share(list(dict.fromkeys(taken)), amount)
 
 
 def _share_each(answering: Sequence[Demand], left: Sequence[Gpu]) -> dict[str, DeviceShare]:
     """Let several models share each GPU, in equal parts."""
-    groups = [demand for demand in answering if demand.tensor_parallel > 1]
-    if groups:
-        wanted = sum(demand.processes for demand in answering)
-        raise ConfigError(
-            f"models.{groups[0].name}.tensor_parallel: all replicas need {wanted} GPUs together, and {len(left)} are "
-            "free; lower it, or the number of replicas"
-        )
-    sharers = -(-sum(demand.processes for demand in answering) // len(left))
+    wanted = sum(demand.processes for demand in answering)
+    for demand in answering:
+        if demand.tensor_parallel > 1:
+            raise ConfigError(
+                f"models.{demand.name}.tensor_parallel: all replicas need {wanted} GPUs together, and {len(left)} are "
+                "free; lower it, or the number of replicas"
+            )
+    sharers = -(-wanted // len(left))
     return dict.fromkeys((demand.name for demand in answering), _share(left, _GPU_STEPS // sharers / _GPU_STEPS))
 
 

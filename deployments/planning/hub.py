@@ -37,12 +37,11 @@ def is_hub_id(path: str) -> bool:
 def fetch(
     model: str, *, key: str, revision: str | None = None, files: Files = "weights", safetensors_only: bool = True
 ) -> Snapshot:
-    """Download what is not in the cache yet, with progress bars on standard error. The cache will do without network.
+    """Download what is not in the cache yet, with progress bars on standard error. Without network the cache will do.
 
-    Args:
-        model: its id, or `org/name/file.gguf`, which is downloaded whole.
-        key: of the configuration, for errors.
-        files: "settings": all but the weights; "all": other formats of the weights, too.
+    model: its id, or `org/name/file.gguf`, which is downloaded whole.
+    key: of the configuration, for errors.
+    files: "settings": all but the weights; "all": other formats of the weights, too.
 
     Raises:
         ConfigError: there is no such model, or it may not be read.
@@ -117,11 +116,7 @@ def _refusal(error: Exception, model: str, *, path: str, key: str, revision: str
 
 
 def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str, Snapshot]:
-    """Get all models, adapters and heads that a configuration has from the Hub. Returns the models' snapshots by name.
-
-    Raises:
-        ConfigError, UnavailableError: as in `fetch`.
-    """
+    """Fetch all that a configuration has from the Hub. Returns the models' snapshots by name; raises as `fetch`."""
     snapshots = {}
     for name, model in config.models.items():
         if is_hub_id(model.path):
@@ -149,8 +144,10 @@ def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str,
 
 def on_disk(config: ServerConfig, snapshots: Mapping[str, Snapshot]) -> ServerConfig:
     """Return the configuration with the folders of models in place of their ids."""
-    paths = {name: str(snapshot.folder) for name, snapshot in snapshots.items()}
-    local = {name: config.models[name].model_copy(update={"path": path}) for name, path in paths.items()}
+    local = {
+        name: config.models[name].model_copy(update={"path": str(snapshot.folder)})
+        for name, snapshot in snapshots.items()
+    }
     return config.model_copy(update={"models": config.models | local})
 
 

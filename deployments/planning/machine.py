@@ -58,24 +58,19 @@ def prefer_gpus(gpus: Sequence[int]) -> None:
         os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
 
 
-def _gpus() -> list[tuple[str, Gpu]]:
-    """Return all GPUs with their UUIDs; [] without NVIDIA's driver."""
+def _visible_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; all if it is not set."""
     try:
         answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    gpus = []
+        return ()
+    gpus: list[tuple[str, Gpu]] = []
     for line in answer.splitlines():
         index, uuid, *sizes = (part.strip() for part in line.split(","))
         if len(sizes) == 2 and all(size.isdigit() for size in sizes):  # some GPUs share the host's memory: "[N/A]"
             total, free = (int(size) * _MIB for size in sizes)
             gpus.append((uuid, Gpu(int(index), total, free)))
-    return gpus
-
-
-def _visible_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; all if it is not set."""
-    gpus, names = _gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return tuple(gpu for _, gpu in gpus)
     return tuple(

@@ -36,11 +36,7 @@ class ModelServer:
     drafter_keys: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self) -> ServerConfig:
-        """Return the configuration, with devices and lengths still open.
-
-        Raises:
-            ConfigError: there is no such model, or an option is out of range.
-        """
+        """Return the configuration, with devices and lengths still open; raises ConfigError if something is wrong."""
         path = resolve(self.model, "MODEL")
         drafter_path = None if self.drafter in ("auto", "none") else resolve(self.drafter, "--drafter")
         name = name_of(path)
@@ -61,11 +57,7 @@ class ModelServer:
 
 
 def resolve(value: str, option: str) -> str:
-    """Return a model's path as configurations have it, anchored to this machine or to what comes with Consort.
-
-    Raises:
-        ConfigError: there is no such file, or it is no model.
-    """
+    """Return a model's path as configurations have it; raises ConfigError if there is no such model."""
     kinds = "a model is a folder, a .gguf file, an id on the Hugging Face Hub, or org/name/file.gguf there"
     if not value:
         raise ConfigError(f"{option}: is empty; {kinds}")

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,10 @@ class ModelSize:
 
 
 def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) -> ModelSize | None:
-    """Return a model's size; None if its headers are not here, or don't tell.
+    """Return a model's size; None if its headers are not here, or don't tell. Raises ConfigError if one is damaged.
 
-    Args:
-        path: its folder or file on this machine.
-        weights_bytes: of the stored weights, where they are known but not in the folder.
-
-    Raises:
-        ConfigError: a header is damaged.
+    path: its folder or file on this machine.
+    weights_bytes: of the stored weights, where they are known but not in the folder.
     """
     if is_gguf(path):
         folder, file = converted_folder(path, model.dtype), local_file(path)
@@ -82,9 +78,8 @@ def _size(
 ) -> ModelSize:
     """Return the size of a model as it is loaded.
 
-    Args:
-        shapes: of all tensors, with their names; []: unknown.
-        stored: bytes of all weights on disk.
+    shapes: of all tensors, with their names; []: unknown.
+    stored: bytes of all weights on disk.
     """
     quantized_before = "quantization_config" in config
     count = sum(math.prod(shape) for _, shape in shapes)
@@ -93,7 +88,8 @@ def _size(
     item = _ITEM_BYTES.get(model.dtype, stored_item)
     needed = float(stored) if quantized_before else total * item
     if model.quantization is not None and not quantized_before:
-        linear = _linear_numbers(shapes) if count else _estimated_linear_numbers(total, config)
+        matrices = (math.prod(shape) for name, shape in shapes if len(shape) == 2 and not _KEPT.search(name))
+        linear = sum(matrices) if count else _estimated_linear_numbers(total, config)
         needed -= linear * (item - _QUANTIZED_BYTES[model.quantization])
     kv_item = _ITEM_BYTES.get(model.kv_dtype) or (2 if quantized_before else min(math.ceil(item), 4))
     numbers = _kv_numbers(config)
@@ -101,16 +97,8 @@ def _size(
     return ModelSize(weights_bytes=int(needed), kv_bytes=kv_bytes, positions=_positions(config))
 
 
-def _linear_numbers(shapes: Iterable[tuple[str, Sequence[int]]]) -> int:
-    """Return how many numbers are the weights that quantisation takes. shapes: of all tensors, with their names."""
-    return sum(math.prod(shape) for name, shape in shapes if len(shape) == 2 and not _KEPT.search(name))
-
-
 def _estimated_linear_numbers(total: float, config: Mapping[str, Any]) -> float:
-    """Estimate `_linear_numbers` from the number of all weights: all but embeddings, or none of a model with experts.
-
-    An output layer is taken to have weights of its own unless the configuration says otherwise.
-    """
+    """Estimate how many of all weights quantisation takes: all but embeddings, or none of a model with experts."""
     if any("experts" in key and value for key, value in config.items()):
         return 0
     embedding = (_first(config, "vocab_size") or 0) * (_first(config, "hidden_size", "n_embd") or 0)
@@ -118,7 +106,7 @@ def _estimated_linear_numbers(total: float, config: Mapping[str, Any]) -> float:
 
 
 def _kv_numbers(config: Mapping[str, Any]) -> int | None:
-    """Return how many numbers are the keys and values of a token, in all layers."""
+    """Return how many numbers the keys and values of a token are, in all layers."""
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
     heads = _first(config, "num_attention_heads", "n_head")
     hidden = _first(config, "hidden_size", "n_embd")

@@ -72,13 +72,10 @@ class _Replica:
 
 
 def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
-    """Give every model its device, threads, memory and length.
+    """Give every model its device, threads, memory and length; raises ConfigError if one does not fit.
 
-    GPUs are used where there are any: a target and its drafter get GPUs of their own, or share one by colocation.
-    What is left runs on the CPU. Models that answer come before those that only draft.
-
-    Raises:
-        ConfigError: a model does not fit; the message names what would.
+    A target and its drafter get GPUs of their own, or share one by colocation. What is left runs on the CPU. Models
+    that answer come before those that only draft.
     """
     notes = [] if machine.unusable_gpus is None else [machine.unusable_gpus]
     demands = _colocate(machine, demands)
@@ -246,9 +243,8 @@ def plan_server(
 ) -> Plan:
     """Plan for this machine what a configuration leaves open.
 
-    Args:
-        snapshots: models of the Hub, by name.
-        may_colocate: drafters that the planner may put into their targets' replicas.
+    snapshots: models of the Hub, by name.
+    may_colocate: drafters that the planner may put into their targets' replicas.
 
     Raises:
         ConfigError: a model does not fit, or a checkpoint is damaged or not whole.
