@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from actors.coordinator.request import Delta, Request, Statistics
-from decoding.errors import ConsortError, DeadlineError, OverloadedError
+from decoding.errors import ConsortError, DeadlineError
 from deployments.admission.bounds import READY, Bounds, Limits
 from deployments.admission.fair_queue import FairQueue, Sink, Ticket
 from deployments.admission.key_bounds import Reached, Use
@@ -41,10 +41,6 @@ class Refusal(NamedTuple):
     retry_s: float
     target: str
     apart_s: float  # time from one refused request that comes again to the next
-
-    def error(self) -> OverloadedError:
-        """Return the error for one client."""
-        return self.reached.error(self.retry_s)
 
 
 class Room(NamedTuple):
@@ -102,16 +98,12 @@ class Admission:
         return waiting + self._loads[model].count_returning(_now_s())
 
     def check_room(self, targets: Collection[str], key: ApiKey = ANYBODY) -> None:
-        """Refuse a request before its body is read if no target could accept it.
-
-        Args:
-            targets: targets that the request may be for.
+        """Refuse a request before its body is read if none of the targets that it may be for could accept it.
 
         Raises:
             OverloadedError: the server or the key is at its bound, or the queues of all targets are too long.
         """
-        room = self.room(targets, key) if targets else None
-        if room is not None and not room.requests:
+        if targets and not (room := self.room(targets, key)).requests:
             self._refuse(room.refusal)
 
     def room(self, targets: Collection[str], key: ApiKey) -> Room:
@@ -157,12 +149,8 @@ class Admission:
     ) -> AsyncIterator[None]:
         """Check a group as `check` does, also against what its key uses at other coordinators. Submit it in the block.
 
-        Args:
-            admitted: the requests belong to one that was accepted already, and are only counted.
-            charged: as in `submit`.
-
-        Raises:
-            OverloadedError: as `check` does.
+        admitted: the requests belong to one that was accepted already, and are only counted.
+        charged: as in `submit`.
         """
         if not admitted:
             self.check(requests, key, priority)
@@ -194,10 +182,9 @@ class Admission:
     ) -> None:
         """Begin a request now or queue it. What its key may begin in a minute is for `check`, whole groups at a time.
 
-        Args:
-            sink: called with each delta, from any thread; must not block.
-            priority: among the requests of one key, lower priorities begin first.
-            charged: whether it counts in its key's minute.
+        sink: called with each delta, from any thread; must not block.
+        priority: among the requests of one key, lower priorities begin first.
+        charged: whether it counts in its key's minute.
 
         Raises:
             OverloadedError: the server or the key is at its bound.
@@ -241,7 +228,7 @@ class Admission:
         self._forget(request_id)
 
     def _refuse(self, refusal: Refusal, requests: int = 1) -> None:
-        error = refusal.error()
+        error = refusal.reached.error(refusal.retry_s)
         self.count_refused(refusal, requests, error.retry_after_s)
         self.on_change()
         raise error
@@ -252,13 +239,12 @@ class Admission:
             self._loads[refusal.target].add_refused(requests, retry_after_s, _now_s())
 
     def _refusal(self, new: Use, target: str, key: ApiKey, priority: int = 0) -> Refusal | None:
-        """Return why new requests are not accepted; None: they are."""
         reached = self._bounds.reached(new, key, _now_s())
         if reached is None and self._limits.max_queue_wait_s == math.inf:
             return None
         ahead = self._tokens_ahead(target, key, priority)
         if reached is None and ahead > self._longest_wait(target):
-            reached = self._too_long(self._seconds(target, ahead))
+            reached = self._too_long(self._loads[target].seconds(ahead, _now_s()))
         return None if reached is None else self._retried(reached, target, ahead)
 
     def _too_long(self, wait_s: float) -> Reached:
@@ -269,10 +255,9 @@ class Admission:
         return Reached("max_queue_wait_s", f"{expected}; http.max_queue_wait_s allows {longest}.")
 
     def _retried(self, reached: Reached, target: str, ahead: float) -> Refusal:
-        wait_s = self._seconds(target, ahead)
         load, now_s = self._loads[target], _now_s()
         apart_s = load.apart_s(self._slots(target), now_s)
-        return Refusal(reached, wait_s + load.count_returning(now_s) * apart_s, target, apart_s)
+        return Refusal(reached, load.seconds(ahead, now_s) + load.count_returning(now_s) * apart_s, target, apart_s)
 
     def _room(self, target: str, key: ApiKey) -> Room:
         refusal = self._refusal(Use(1), target, key)
@@ -286,13 +271,8 @@ class Admission:
             requests = min(requests, beginning - ahead)
         requests = max(1, requests)
         reached = self._bounds.reached(Use(requests + 1), key, _now_s(), rates=False)
-        reached = reached or self._too_long(self._seconds(target, longest))
+        reached = reached or self._too_long(self._loads[target].seconds(longest, _now_s()))
         return Room(requests, self._retried(reached, target, longest))
-
-    # Predictions
-
-    def _seconds(self, target: str, tokens: float) -> float:
-        return self._loads[target].seconds(tokens, _now_s())
 
     def _longest_wait(self, target: str) -> float:
         """Longest accepted wait, in tokens of one slot."""
@@ -317,8 +297,6 @@ class Admission:
         before = self._queue.backlog_before(target, key, priority, self._bounds.holders)
         return self._loads[target].tokens_ahead(self._running[target].values(), before, self._slots(target))
 
-    # Beginning and ending
-
     def _slots(self, target: str) -> int:
         """How many requests run at once, as far as that is bounded."""
         return max(1, int(min(self._limit(target), self._limits.max_requests)))
@@ -334,8 +312,7 @@ class Admission:
     def _begin_next(self, target: str) -> None:
         while self._has_room(target) and (ticket := self._queue.pop(target)) is not None:
             self._begin(ticket)
-        full = not self._has_room(target)
-        self._loads[target].set_running(len(self._running[target]), full=full, now_s=_now_s())
+        self._loads[target].set_running(len(self._running[target]), full=not self._has_room(target), now_s=_now_s())
 
     def _begin(self, ticket: Ticket) -> None:
         ticket.state = "running"
@@ -352,7 +329,6 @@ class Admission:
             ticket.sink(Delta("", (), Statistics(), error=error))
 
     def _expire(self, request_id: int) -> None:
-        """Fail a request that has waited past its deadline."""
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "waiting":
             reason = f"timeout_s: the request waited for {ticket.request.timeout_s:g} s without beginning"

@@ -39,7 +39,8 @@ def limits_of(config: ServerConfig) -> Limits:
     """
     targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
     running = {name: _slots(model) * model.replicas + READY for name, model in targets.items()}
-    most = sum(_slots(model) * _most_replicas(model) for model in targets.values())
+    replicas = {name: max(model.replicas, model.scaling.max if model.scaling else 0) for name, model in targets.items()}
+    most = sum(_slots(model) * replicas[name] for name, model in targets.items())
     fitting = min(free_host_bytes() // _BYTES_PER_REQUEST, _MOST_BOUND)
     max_requests = config.http.max_requests or max(_LEAST_BOUND, 2 * most, fitting)
     return Limits(max_requests, config.http.max_tokens, running, config.http.max_queue_wait_s)
@@ -47,10 +48,6 @@ def limits_of(config: ServerConfig) -> Limits:
 
 def _slots(model: ModelConfig) -> int:
     return _MOST_SLOTS if model.slots == "auto" else model.slots
-
-
-def _most_replicas(model: ModelConfig) -> int:
-    return max(model.replicas, 0 if model.scaling is None else model.scaling.max)
 
 
 class Bounds:

@@ -52,7 +52,6 @@ class KeyLedger:
     """The uses of all keys by all coordinators."""
 
     def __init__(self, keys: Iterable[ApiKey], clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds; replaced in tests."""
         self._keys = {key.name: key for key in keys}
         self._rates = {name: KeyRates(key) for name, key in self._keys.items()}
         self._in_progress: dict[str, dict[str, Use]] = {}  # by coordinator, by key
@@ -67,7 +66,8 @@ class KeyLedger:
         now_s = self._clock()
         self._heard_s[account.coordinator] = now_s
         self._in_progress[account.coordinator] = dict(account.in_progress)
-        self._forget_dead(now_s)
+        for name in [name for name, heard_s in self._heard_s.items() if now_s - heard_s > _SILENCE_S]:
+            del self._heard_s[name], self._in_progress[name]
         for name, use in account.begun.items():
             if name in self._rates:
                 self._rates[name].take(use, now_s)
@@ -85,10 +85,6 @@ class KeyLedger:
             own = self._in_progress[coordinator]
             own[ask.key] = own.get(ask.key, _NOTHING) + ask.new
         return refusal
-
-    def _forget_dead(self, now_s: float) -> None:
-        for name in [name for name, heard_s in self._heard_s.items() if now_s - heard_s > _SILENCE_S]:
-            del self._heard_s[name], self._in_progress[name]
 
 
 class SharedLimits:
@@ -113,11 +109,7 @@ class SharedLimits:
 
     @asynccontextmanager
     async def reserve(self, key: ApiKey, new: Use) -> AsyncIterator[None]:
-        """Ask the ledger for new requests, which begin within the block.
-
-        Raises:
-            OverloadedError: they would exceed a limit of the key.
-        """
+        """Ask the ledger for new requests, which begin within the block. Raises OverloadedError if it refuses them."""
         await self._ask(key, new)
         self._granted[key.name] += new
         try:

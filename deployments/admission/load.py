@@ -59,13 +59,11 @@ class Load:
         self._speeds[self._full].add_tokens(tokens)
 
     def add_answer(self, tokens: int) -> None:
-        """Record the length of a finished answer, in tokens."""
         self._speeds[self._full].add_answer()
         mean = tokens if self._answer_tokens is None else self._answer_tokens
         self._answer_tokens = mean + _SMOOTHING * (tokens - mean)
 
     def add_refused(self, requests: int, retry_after_s: int, now_s: float) -> None:
-        """Record refused requests and when they may retry."""
         self._returning[math.ceil(now_s + retry_after_s)] += requests
         self._drop_past(now_s)
 
@@ -91,9 +89,8 @@ class Load:
     def tokens_ahead(self, running: Collection[Ticket], before: Backlog, slots: int) -> float:
         """Expected tokens of one slot until the next request begins there.
 
-        Args:
-            running: all requests that hold slots.
-            before: requests that begin earlier.
+        running: all requests that hold slots.
+        before: requests that begin earlier.
         """
         ends = sorted(self._tokens_left(ticket) for ticket in running)[-slots:]  # sorted, so a heap
         if not before.requests:
@@ -124,7 +121,6 @@ class Load:
             del self._returning[second]
 
     def _advance(self, now_s: float) -> None:
-        """Account for the time since the last call."""
         passed_s, self._seen_s = now_s - self._seen_s, now_s
         if self._running:
             self._speeds[self._full].add_time(self._running, passed_s)

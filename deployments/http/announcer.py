@@ -99,7 +99,7 @@ class Announcer:
         reason, endpoints = refusal.reached.bound, list(self._service.endpoints)
         endpoint = endpoints[0] if len(endpoints) == 1 else ""
         self._service.metrics.record_outcome(endpoint, key.name, Outcome(reason, refused=True), new)
-        self._service.admission.count_refused(refusal, new, refusal.error().retry_after_s)
+        self._service.admission.count_refused(refusal, new, refusal.reached.error(refusal.retry_s).retry_after_s)
         log_refused(key.name, reason, new)
 
     def _use(self, key: ApiKey) -> None:

@@ -201,10 +201,8 @@ class Metrics:
                 self._count_prompt(request, delta.statistics.cached)
             self._time_tokens(request, state, len(delta.tokens))
             self._count_drafts(request, state.statistics, delta.statistics)
-            if delta.statistics.preemptions > state.statistics.preemptions:
-                self._count(
-                    "vllm:num_preemptions", request, delta.statistics.preemptions - state.statistics.preemptions
-                )
+            preemptions = delta.statistics.preemptions - state.statistics.preemptions
+            self._count("vllm:num_preemptions", request, max(preemptions, 0))
             state.statistics = delta.statistics
             if delta.finish is not None:
                 self._finish(request, state, delta.finish)
@@ -229,9 +227,8 @@ class Metrics:
     def record_outcome(self, endpoint: str, key: str, outcome: Outcome, requests: int = 1) -> None:
         """Count HTTP requests that have ended.
 
-        Args:
-            endpoint: empty if it is not known, because the body was not read.
-            key: name of the API key; empty without a valid one.
+        endpoint: empty if it is not known, because the body was not read.
+        key: name of the API key; empty without a valid one.
         """
         self._metrics["consort:requests"].labels(endpoint, key).inc(requests)
         if outcome.reason is not None:
@@ -275,7 +272,6 @@ class Metrics:
         state.last_s = now_s
 
     def _count_drafts(self, request: Request, before: Statistics, now: Statistics) -> None:
-        """Count the drafts of one target step."""
         drafted, accepted = now.drafted - before.drafted, now.accepted - before.accepted
         if drafted == 0:
             return

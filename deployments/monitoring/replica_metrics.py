@@ -1,9 +1,11 @@
-"""A replica's metrics, exported through Ray: Prometheus scrapes every node and prefixes the names with `ray_`.
+"""A replica's load for Serve's autoscaler, and its metrics through Ray, whose names Prometheus sees after `ray_`.
 
 Metrics that vLLM has keep its names under Ray, with `_` for `:`. Serve adds labels for the application, the deployment
 and the replica.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,6 +13,9 @@ from ray.serve.metrics import Counter, Gauge
 
 from actors.loops.thread import LoopTimes
 from actors.wire.messages import AdaptationState, Report
+from deployments.scaling.policy import ReplicaLoad
+
+_SILENCE_S = 5.0  # after which a coordinator's queue no longer counts; coordinators report every second
 
 GAUGES = {
     "vllm_num_requests_running": "Requests that hold a slot.",
@@ -87,3 +92,41 @@ class ReplicaMetrics:
         )
         for name, value in zip(GAUGES, values, strict=True):
             self._gauges[name].set(float(value))
+
+
+class LoadMeter:
+    """Measures one replica. Calls may come from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._last, self._clock = LoopTimes(), clock
+        self._queues: dict[str, tuple[int, float]] = {}  # by coordinator: requests, and the time of the report
+
+    def set_queued(self, coordinator: str, queued: int) -> None:
+        """Note how many requests a coordinator holds back for the model, on whichever replica they will run."""
+        self._queues[coordinator] = queued, self._clock()
+
+    def count_coordinators(self) -> int:
+        """Return how many coordinators are alive."""
+        return len(self._live_queues())
+
+    def measure(self, report: Report, times: LoopTimes) -> ReplicaLoad:
+        """Return the load since the last call. times: the loop's, since it started."""
+        now = replace(times)  # a copy: the loop goes on counting
+        since, self._last = now - self._last, now
+        computed_s = since.step_s + since.prefill_s + since.drafted_s
+        active_s = computed_s + since.waited_s
+        return ReplicaLoad(
+            rows=report.active,
+            waiting=report.waiting,
+            slots=report.capacity,
+            drafting=float(report.drafting),
+            lag=since.waited_s / active_s if active_s else 0.0,
+            busy=computed_s / (active_s + since.idle_s) if computed_s else 0.0,
+            queued=float(sum(self._live_queues())),
+        )
+
+    def _live_queues(self) -> list[int]:
+        """Return the requests that each live coordinator holds back."""
+        since_s = self._clock() - _SILENCE_S
+        self._queues = {name: queue for name, queue in list(self._queues.items()) if queue[1] >= since_s}
+        return [queued for queued, _ in self._queues.values()]

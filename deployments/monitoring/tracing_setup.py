@@ -10,21 +10,20 @@ from deployments.configuration.http import TracingConfig
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer
 
-_SWITCHES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _MISSING = "needs OpenTelemetry: pip install 'consort[tracing]'"
 _logger = logging.getLogger(__name__)
 
 
 def make_tracer(config: TracingConfig | None) -> "RequestTracer | None":
-    """Return a tracer, or None if tracing is off.
-
-    Args:
-        config: None if OpenTelemetry's environment variables decide.
+    """Return a tracer, or None if tracing is off. config: None if OpenTelemetry's environment variables decide.
 
     Raises:
         ConfigError: tracing is configured, but OpenTelemetry is not installed.
     """
-    if _switched_off() or (config is None and not any(map(os.environ.get, _SWITCHES))):
+    switches = ("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")
+    is_off = any(os.environ.get(name, "").strip().lower() == value for name, value in switches)
+    if is_off or (config is None and not any(map(os.environ.get, _ENDPOINTS))):
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -37,8 +36,3 @@ def make_tracer(config: TracingConfig | None) -> "RequestTracer | None":
         return None
     url = None if config is None else config.endpoint.rstrip("/") + "/v1/traces"
     return RequestTracer(make_provider(OTLPSpanExporter(endpoint=url)))
-
-
-def _switched_off() -> bool:
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    return disabled or os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"

@@ -166,7 +166,9 @@ class CoordinatorIngress:
                 share_adapters=self._adapters.share,
             ),
         )
-        add_scaling_route(api, self._roles, self._scale)
+        add_scaling_route(
+            api, self._roles, lambda model, count: set_replicas(APP_NAME, self._deployments[model], count)
+        )
         api.add_middleware(DisconnectMiddleware)
         return api
 
@@ -188,9 +190,6 @@ class CoordinatorIngress:
     async def drain(self) -> int:
         """Take no more requests, and let those in progress end. Returns how many have not ended in time."""
         return await self._drain.run(self._http.drain_s)
-
-    async def _scale(self, model: str, count: int) -> None:
-        await set_replicas(APP_NAME, self._deployments[model], count)
 
     def check_health(self) -> None:
         """Serve's health check; raises if the coordinator's loop or a task that should run for ever has ended."""

@@ -61,12 +61,13 @@ class Discovery:
 
     async def run(self) -> None:
         """Poll all models for ever, independently, so that a starting one delays no other."""
-        await asyncio.gather(*map(self._poll_repeatedly, self._ask))
 
-    async def _poll_repeatedly(self, model: str) -> None:
-        while True:
-            await self.poll(model)
-            await asyncio.sleep(_PERIOD_S if self._known[model] else _STARTING_PERIOD_S)
+        async def poll_repeatedly(model: str) -> None:
+            while True:
+                await self.poll(model)
+                await asyncio.sleep(_PERIOD_S if self._known[model] else _STARTING_PERIOD_S)
+
+        await asyncio.gather(*map(poll_repeatedly, self._ask))
 
     async def poll(self, model: str) -> None:
         """Ask one model's deployment once."""

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
-LOCAL_COORDINATOR = (
-    "LocalCoordinator"  # of `consort serve`: a proxy keeps its router for a name, and these need another
-)
+LOCAL_COORDINATOR = "LocalCoordinator"  # of `consort serve`: proxies keep a router by name, and this needs another
 LEDGER = "KeyLedger"
 STANDBY_ROUTER = f"{__name__}:StandbyRouter"
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -70,8 +70,7 @@ class ModelReplica:
         with uncollected():
             from actors.replica.replica import Replica, ReplicaSpec
             from deployments.endpoints.adapters import AdapterRegistry
-            from deployments.monitoring.replica_metrics import ReplicaMetrics
-            from deployments.scaling.load_meter import LoadMeter
+            from deployments.monitoring.replica_metrics import LoadMeter, ReplicaMetrics
 
         share_interpreter()
         return_idle_memory()
@@ -79,15 +78,12 @@ class ModelReplica:
         host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
         if spec.tensor_parallel > 1:
             rank, self._ranks = start_group(spec, host, actor_options(config))
-        target_specs = [target.spec(target_name) for target_name, target in targets.items()]
-        leader_specs = [leader.spec(leader_name) for leader_name, leader in leaders.items()]
-        drafter = next((drafter.spec(drafter_name) for drafter_name, drafter in colocated_drafter.items()), None)
         replica = ReplicaSpec(
             role=role,
             model=spec,
-            targets=target_specs,
-            leaders=leader_specs,
-            colocated=drafter,
+            targets=[target.spec(target_name) for target_name, target in targets.items()],
+            leaders=[leader.spec(leader_name) for leader_name, leader in leaders.items()],
+            colocated=next((drafter.spec(own_name) for own_name, drafter in colocated_drafter.items()), None),
             heads=heads,
             rank=rank,
             adaptation=None if config.adaptation is None else config.adaptation.options(),
@@ -114,17 +110,15 @@ class ModelReplica:
         return self._adapters.changes
 
     def status(self) -> ReplicaStatus:
-        """Return the process and the load."""
         return ReplicaStatus(self._replica.address.name, os.getpid(), self._replica.report())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the load for Serve's autoscaler."""
-        return self._meter.measure(self._replica.report(), self._replica.times).stats()
+        return asdict(self._meter.measure(self._replica.report(), self._replica.times))
 
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
-        self._replica.check()
         replica = self._replica
+        replica.check()
         self._metrics.export(replica.report(), replica.times, replica.malformed)  # Serve calls every two seconds
 
     def __del__(self) -> None:
@@ -147,9 +141,8 @@ class RankActor:
 def start_group(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple["Rank", list[Any]]:
     """Start ranks 1, 2, … of the calling replica's model. Returns rank 0 and the actors, which end when released.
 
-    Args:
-        host: this node's address for the other ranks.
-        options: each actor's CPUs, GPUs, resources and environment.
+    host: this node's address for the other ranks.
+    options: each actor's CPUs, GPUs, resources and environment.
     """
     from engine.loading.tensor_parallel import Rank
 

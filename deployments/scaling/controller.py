@@ -36,10 +36,7 @@ class Placement:
 
 
 async def placements(app_name: str, deployments: Mapping[str, str]) -> dict[str, Placement]:
-    """Return the placement of each model. Empty while Serve's controller does not answer.
-
-    deployments: by model.
-    """
+    """Return the placement of each model. Empty while Serve's controller does not answer. deployments: by model."""
     from ray.serve.context import _get_global_client  # public only in the dashboard's REST API
 
     try:
@@ -78,9 +75,8 @@ def autoscaling_config(
 ) -> "AutoscalingConfig":
     """Return Serve's options for scaling with `deployments.scaling.policy.scale`. A model in both roles is a target.
 
-    Args:
-        targets: for a drafter, the deployments it drafts for.
-        replicas: the initial number.
+    targets: for a drafter, the deployments it drafts for.
+    replicas: the initial number.
     """
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 

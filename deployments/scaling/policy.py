@@ -28,10 +28,6 @@ class ReplicaLoad:
     busy: float = 0.0  # the share of time spent computing
     queued: float = 0.0  # targets: requests that coordinators hold back; every replica reports all of them
 
-    def stats(self) -> dict[str, float]:
-        """Return the values by the names under which Serve keeps them."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
@@ -67,12 +63,11 @@ def count_targets(
 ) -> int:
     """Return the number of replicas that reach the target utilization; fewer than now only with slots to spare.
 
-    Args:
-        current: replicas wanted so far.
-        loads: means over the last seconds.
-        latest: the last reports. They count if they are higher, so that a new queue asks at once for what it needs.
-        running: replicas that are up. Starting ones have no rows yet.
-        is_called: whether a coordinator waits for a first replica.
+    current: replicas wanted so far.
+    loads: means over the last seconds.
+    latest: the last reports. They count if they are higher, so that a new queue asks at once for what it needs.
+    running: replicas that are up. Starting ones have no rows yet.
+    is_called: whether a coordinator waits for a first replica.
     """
     if not loads:
         return max(current, int(is_called))
@@ -104,9 +99,8 @@ def count_drafters(
 
     There is no drafter if nothing is drafted or plain decoding is faster.
 
-    Args:
-        current: drafters wanted so far.
-        drafters: loads of those that are up.
+    current: drafters wanted so far.
+    drafters: loads of those that are up.
     """
     rows = sum(load.rows for load in targets)
     lag = sum(load.rows * load.lag for load in targets) / rows if rows else 0.0

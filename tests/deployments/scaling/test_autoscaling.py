@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +13,8 @@ from actors.loops.thread import LoopTimes
 from actors.wire.messages import Report
 from deployments.admission.admission import Admission
 from deployments.admission.bounds import Limits
+from deployments.monitoring.replica_metrics import LoadMeter
 from deployments.scaling import policy as autoscaling
-from deployments.scaling.load_meter import LoadMeter
 from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
 from tests.deployments.admission.test_admission import Backend, request
 
@@ -213,7 +213,7 @@ def deployment(
 ) -> Any:
     metrics: dict[str, dict[str, float]] = {"running_requests": {"r0": 3.0}}
     for time_s, load in enumerate(replicas):
-        for key, value in load.stats().items():
+        for key, value in asdict(load).items():
             metrics.setdefault(key, {})[f"r{time_s}"] = value
     options = {} if rules is None else {name: getattr(rules, name) for name in ScalingRules.__dataclass_fields__}
     return SimpleNamespace(
