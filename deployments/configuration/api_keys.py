@@ -93,7 +93,7 @@ class ApiKeyConfig(StrictModel):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
         None, description="The SHA-256 of the secret, 64 hexadecimal digits, which need not be kept secret."
     )
-    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Its share when keys compete.")
+    weight: float = Field(1.0, gt=0, description="Its share when keys compete.")
     max_requests: Count | None = Field(
         None, description="Its requests in progress or waiting at once; null: no limit of its own."
     )

@@ -36,8 +36,7 @@ class BlendConfig(BlendFields):
     """How the members' distributions are combined into one."""
 
     weights: list[float] = Field(
-        default_factory=list,
-        description="The weight of each member, in the order of the members; equal by default.",
+        default_factory=list, description="The weight of each member, in the order of the members; equal by default."
     )
 
     def params(self, kind: BlendKind) -> BlendParams:
@@ -53,7 +52,7 @@ class StrategyConfig(StrictModel):
         description="rerank: the answer the members find most likely; majority: the most frequent extracted answer; "
         "mbr: the answer closest to the others (minimum Bayes risk); best_of: the one its own member finds most likely."
     )
-    candidates: Annotated[int, Field(ge=1, le=64)] = Field(4, description="Answers that each member proposes.")
+    candidates: int = Field(4, ge=1, le=64, description="Answers that each member proposes.")
     judge: str | None = Field(
         None, description="rerank: the member that scores all candidates; null: all members do, by their weights."
     )
@@ -85,7 +84,7 @@ class StrategyConfig(StrictModel):
 class NgramConfig(StrictModel):
     """Drafts by prompt lookup: the tokens that followed an earlier occurrence of the last tokens."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=16)] = Field(4, description="The longest run of tokens to look up.")
+    max_tokens: int = Field(4, ge=1, le=16, description="The longest run of tokens to look up.")
     shared: bool = Field(
         False, description="Look in earlier answers of the same replica, too: of all endpoints that share theirs."
     )
@@ -144,7 +143,7 @@ class EndpointConfig(StrictModel):
     on_member_failure: Literal["fail", "drop"] = Field(
         "fail", description="If a member fails: fail the request, or drop the member and go on with the others."
     )
-    min_members: Annotated[int, Field(ge=1)] = Field(1, description="With fewer members the request fails in any case.")
+    min_members: int = Field(1, ge=1, description="With fewer members the request fails in any case.")
     member_timeout_ms: Annotated[float, Field(gt=0)] | None = Field(
         None,
         description="Time limit of a member for a step (null: 30 s), or for all its candidates (null: 600 s).",
@@ -152,8 +151,8 @@ class EndpointConfig(StrictModel):
     member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Widest type in which the members' logits are sent."
     )
-    member_top_k: Annotated[int, Field(ge=0)] = Field(
-        0, description="How many logits per position are sent; 0: all, as topk_union and contrastive blends need."
+    member_top_k: int = Field(
+        0, ge=0, description="How many logits per position are sent; 0: all, as topk_union and contrastive blends need."
     )
     vocabulary: VocabularyKind = Field(
         "shared",
@@ -163,8 +162,8 @@ class EndpointConfig(StrictModel):
     drafter: str | None = Field(
         None, description="The model that drafts for the target, which may be one of its members; null: no drafter."
     )
-    draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
-        4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
+    draft_length: int = Field(
+        4, ge=0, le=32, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
     )
     compressor: str | None = Field(
         None,
@@ -182,15 +181,14 @@ class EndpointConfig(StrictModel):
         default_factory=SamplingFields, description="Default sampling parameters of requests."
     )
     generation_config: bool = Field(
-        True,
-        description="Use the target's own sampling parameters where neither a request nor `defaults` set them.",
+        True, description="Use the target's own sampling parameters where neither a request nor `defaults` set them."
     )
     stopping: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = Field(
         default_factory=list,
         description="Functions, as `module:name`, that get an answer's token ids and text and return true to end it.",
     )
-    timeout_s: Annotated[float, Field(ge=MIN_TIMEOUT_S)] | None = Field(
-        None, description="Default seconds until a request fails, 0.001 or more; null: no limit."
+    timeout_s: float | None = Field(
+        None, ge=MIN_TIMEOUT_S, description="Default seconds until a request fails, 0.001 or more; null: no limit."
     )
 
     @model_validator(mode="after")

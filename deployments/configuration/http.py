@@ -69,7 +69,7 @@ class HttpConfig(StrictModel):
     host: Annotated[str, Field(min_length=1), AfterValidator(_check_host)] = Field(
         "127.0.0.1", description="Address to listen on."
     )
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
+    port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         None,
         description="Port of Ray's metrics, the replicas' own among them, under `consort serve`; null: none are "
@@ -102,8 +102,8 @@ class HttpConfig(StrictModel):
     max_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = Field(
         20, description="Most top tokens per position whose log-probabilities a request may ask for; up to 100."
     )
-    drain_s: Annotated[float, Field(ge=0)] = Field(
-        120, description="Seconds that requests in progress get to end when the server or a coordinator stops."
+    drain_s: float = Field(
+        120, ge=0, description="Seconds that requests in progress get to end when the server or a coordinator stops."
     )
     standby: bool | None = Field(
         None,
@@ -112,8 +112,7 @@ class HttpConfig(StrictModel):
         "`--address` only if true. Serve files set `num_replicas` of `Coordinator` instead.",
     )
     access_log: bool = Field(
-        False,
-        description="Log a JSON line per request, without its content; those that the proxy refuses share lines.",
+        False, description="Log a JSON line per request, without its content; those that the proxy refuses share lines."
     )
     cors_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]] | None = Field(
         None,

@@ -21,7 +21,7 @@ _TRAINING = __name__.rpartition("deployments")[0] + "training"  # beside this pa
 class AdaptationConfig(StrictModel):
     """How a drafter learns from the texts that it drafts for (docs/training.md)."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=0.1)] = Field(5e-4, description="Of AdamW.")
+    learning_rate: float = Field(5e-4, gt=0, le=0.1, description="Of AdamW.")
 
     def options(self) -> "AdaptationOptions":
         """Return what a replica starts its learner with."""
@@ -33,18 +33,16 @@ class AdaptationConfig(StrictModel):
 class ScalingConfig(StrictModel):
     """Bounds and thresholds for scaling by load (docs/scaling.md)."""
 
-    min: Annotated[int, Field(ge=0)] = Field(
-        1, description="Fewest replicas. A target with 0 starts once requests wait for it."
+    min: int = Field(1, ge=0, description="Fewest replicas. A target with 0 starts once requests wait for it.")
+    max: int = Field(ge=1, description="Most replicas.")
+    up_delay_s: float = Field(
+        10, ge=0, description="Seconds for which more replicas must be wanted before one is added."
     )
-    max: Annotated[int, Field(ge=1)] = Field(description="Most replicas.")
-    up_delay_s: Annotated[float, Field(ge=0)] = Field(
-        10, description="Seconds for which more replicas must be wanted before one is added."
+    down_delay_s: float = Field(
+        120, ge=0, description="Seconds for which fewer replicas must suffice before one is removed."
     )
-    down_delay_s: Annotated[float, Field(ge=0)] = Field(
-        120, description="Seconds for which fewer replicas must suffice before one is removed."
-    )
-    target_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.75, description="For targets: the share of slots to keep in use; above it, a replica is added."
+    target_utilization: float = Field(
+        0.75, gt=0, le=1, description="For targets: the share of slots to keep in use; above it, a replica is added."
     )
 
     @model_validator(mode="after")
@@ -71,11 +69,11 @@ class ModelConfig(StrictModel):
         default_factory=dict,
         description="LoRA weights that requests choose by `model`: by name, a folder or an id on the Hub.",
     )
-    adapters_at_run_time: Annotated[int, Field(ge=0)] = Field(
-        0, description="How many more of them an admin may load while the server runs; 0: none."
+    adapters_at_run_time: int = Field(
+        0, ge=0, description="How many more of them an admin may load while the server runs; 0: none."
     )
-    max_adapter_rank: Annotated[int, Field(ge=1, le=512)] = Field(
-        16, description="The largest rank of these `adapters`, for which memory is reserved."
+    max_adapter_rank: int = Field(
+        16, ge=1, le=512, description="The largest rank of these `adapters`, for which memory is reserved."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of the weights; auto: as in the checkpoint."
@@ -135,11 +133,10 @@ class ModelConfig(StrictModel):
     )
     replicas: Count = Field(1, description="Number of replicas.")
     scaling: ScalingConfig | None = Field(
-        None,
-        description="Scale with the load, starting at `replicas`; null: don't. Needs `serve deploy`.",
+        None, description="Scale with the load, starting at `replicas`; null: don't. Needs `serve deploy`."
     )
-    num_cpus: Annotated[float, Field(ge=0)] = Field(
-        0, description="CPUs that Ray reserves for a replica; 0: none, so it can run on any node."
+    num_cpus: float = Field(
+        0, ge=0, description="CPUs that Ray reserves for a replica; 0: none, so it can run on any node."
     )
     num_gpus: Annotated[float, Field(ge=0)] | None = Field(
         None,

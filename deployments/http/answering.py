@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar
 
@@ -101,16 +102,16 @@ async def _events(
     """Server-sent events of an answer. An error in mid-stream becomes the last event."""
     async with aclosing(rest):
         try:
-            yield await renderer.begin() + await renderer.add(first)
+            yield await renderer.call(renderer.writer.begin) + await renderer.add(first)
             async for batch in rest:
                 yield await renderer.add(batch)
         except Exception as error:
             if not isinstance(error, ConsortError):
                 _logger.exception("a stream failed")
             request.state.error = error
-            yield await renderer.fail(error)
+            yield await renderer.call(partial(renderer.writer.fail, error))
             return
-        yield await renderer.end()
+        yield await renderer.call(renderer.writer.end)
 
 
 class _Renderer:
@@ -118,36 +119,27 @@ class _Renderer:
 
     def __init__(self, writer: Writer, thread: ThreadPoolExecutor | None) -> None:
         """thread: for an answer whose parts may take long to write; None: parts are written in the event loop."""
-        self._writer, self._thread = writer, thread
+        self.writer, self._thread = writer, thread
         self._tokens = 0
-
-    async def begin(self) -> str:
-        return await self._call(self._writer.begin)
 
     async def add(self, batch: EventBatch) -> str:
         """Add a batch of events; return the stream's text for it."""
         texts, events = [], iter(batch)
         while part := list(islice(events, _SLICE)):
-            texts.append(await self._call(lambda part=part: "".join(self._write(part))))  # type: ignore[misc]
+            texts.append(await self.call(lambda part=part: "".join(self._write(part))))  # type: ignore[misc]
             if len(part) == _SLICE:
                 await asyncio.sleep(0)  # let other tasks run
         return "".join(texts)
 
-    async def end(self) -> str:
-        return await self._call(self._writer.end)
-
-    async def fail(self, error: Exception) -> str:
-        return await self._call(lambda: self._writer.fail(error))
-
     async def whole(self) -> bytes:
         def write() -> bytes:
-            return msgspec.json.encode(self._writer.whole())
+            return msgspec.json.encode(self.writer.whole())
 
         if self._thread is None and self._tokens > _SMALL_ANSWER:
             return await asyncio.to_thread(write)
-        return await self._call(write)
+        return await self.call(write)
 
-    async def _call(self, work: Callable[[], _Result]) -> _Result:
+    async def call(self, work: Callable[[], _Result]) -> _Result:
         if self._thread is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -157,9 +149,9 @@ class _Renderer:
             match event:
                 case Outcome():
                     self._tokens += len(event.delta.tokens)
-                    yield self._writer.add_progress(index, event) + self._writer.add(index, event.delta)
+                    yield self.writer.add_progress(index, event) + self.writer.add(index, event.delta)
                 case Progress():
-                    yield self._writer.add_progress(index, event)
+                    yield self.writer.add_progress(index, event)
                 case Delta():
                     self._tokens += len(event.tokens)
-                    yield self._writer.add(index, event)
+                    yield self.writer.add(index, event)

@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import sys
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -24,12 +25,9 @@ _logger = logging.getLogger("ray.serve")
 
 def _configured_head_timeout_s(default_s: float = 10.0) -> float:
     text = os.environ.get("CONSORT_HEAD_TIMEOUT_S", str(default_s))
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = 0.0
-    if timeout_s > 0:
-        return timeout_s
+    with suppress(ValueError):
+        if (timeout_s := float(text)) > 0:
+            return timeout_s
     _logger.warning("CONSORT_HEAD_TIMEOUT_S=%s is no number of seconds above 0; heads have %g s.", text, default_s)
     return default_s
 
@@ -105,9 +103,7 @@ class BoundedConnection(HttpToolsProtocol):
             return None  # TLS can't, and elsewhere it is unknown whether the client has gone
         self.cycle.keep_alive = False
         if not (self.cycle.response_started or self.pipeline or self.cycle.scope["http_version"] == "1.0"):
-            self.transport.write(
-                STATUS_LINE[100] + b"\r\n"
-            )  # makes a client that has closed both sides reset the connection
+            self.transport.write(STATUS_LINE[100] + b"\r\n")  # a client that has closed both sides resets now
         self._probe()
         return True
 

@@ -203,9 +203,7 @@ class Doorkeeper:
         """Return how many requests of the key were passed on, but not yet seen by a coordinator."""
         number, passed_s = self._passed.get(key, (0, 0.0))
         seen = max((notice.seen for notice, _ in notices if notice.proxy == self._proxy), default=0)
-        if time.monotonic() - passed_s > _ON_THE_WAY_S:
-            return 0
-        return max(0, number - seen)
+        return max(0, number - seen) if time.monotonic() - passed_s <= _ON_THE_WAY_S else 0
 
     def _count_passed(self, key: bytes) -> int:
         """Number a request that is passed on; 0 if no board has its key."""
@@ -218,10 +216,9 @@ class Doorkeeper:
     def _take_board(self, message: Message) -> None:
         """Take the name of the coordinator's board out of a response."""
         headers = MutableHeaders(scope=message)
-        name = headers.get(BOARD)
-        if name is not None:
+        if BOARD in headers:
+            self._meet(headers[BOARD])
             del headers[BOARD]
-            self._meet(name)
 
     def _meet(self, name: str) -> None:
         if name in self._boards or name in self._strange:

@@ -32,11 +32,7 @@ class Drain:
                 self._idle.set()
 
     async def run(self, drain_s: float) -> int:
-        """Refuse new requests from now on, and wait until the others have ended.
-
-        Returns:
-            How many are still in progress after `drain_s` seconds.
-        """
+        """Refuse new requests from now on, and wait for the others. Returns how many are left after `drain_s`."""
         self.has_begun = True
         if self._in_progress:
             with suppress(TimeoutError):

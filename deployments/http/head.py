@@ -48,20 +48,13 @@ class BaseUrls:
 
 
 def base_url_names(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Endpoint by the names that may precede /v1: its own, and its kind's for the first endpoint of a kind.
-
-    kinds: kind by endpoint. An endpoint's own name goes before a kind of that name.
-    """
+    """Endpoint by the names that may precede /v1: its own, else a kind, for the kind's first. kinds: by endpoint."""
     firsts = {kind: name for name, kind in reversed(list(kinds.items()))}
     return firsts | {name: name for name in kinds}
 
 
 def resolve_model(model: str, request: Request) -> str:
-    """Endpoint that a request is for, named by `model` or by its base URL.
-
-    Raises:
-        InvalidRequestError: neither names it, or they differ.
-    """
+    """Endpoint named by `model` or by the base URL. Raises InvalidRequestError if none does, or they differ."""
     own: str | None = getattr(request.state, "endpoint", None)
     if not model and own is None:
         raise InvalidRequestError("model: is required", field="model")

@@ -26,19 +26,16 @@ _PROCESS = ProcessCollector(registry=None)
 
 def own_metrics(service: Service) -> list[Metric]:
     """Return one coordinator's metrics, with its name as a label, so that those of several add up."""
-    text = "Batches of replicas' messages that could not be decoded."
-    starts = CounterMetricFamily(
-        "consort:replica_starts",
-        "Replicas that came up, by model; more than were added: some were replaced.",
-        labels=("model",),
-    )
+    malformed = "Batches of replicas' messages that could not be decoded."
+    text = "Replicas that came up, by model; more than were added: some were replaced."
+    starts = CounterMetricFamily("consort:replica_starts", text, labels=("model",))
     for model, count in service.coordinator.replica_starts().items():
         starts.add_metric((model,), count)
     families = [
         *service.metrics.families(),
         *_requests(service),
         *_adapters(service),
-        CounterMetricFamily("consort:malformed_batches", text, value=service.coordinator.malformed),
+        CounterMetricFamily("consort:malformed_batches", malformed, value=service.coordinator.malformed),
         starts,
         GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks()),
         *_PROCESS.collect(),

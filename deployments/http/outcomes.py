@@ -77,17 +77,15 @@ class OutcomeMiddleware:
     def _end(self, scope: Scope, status: int, outcome: Outcome, seconds: float) -> None:
         state = scope["state"]
         key = state.get("key")
-        endpoint = state.get("endpoint") or self._endpoint
-        path = scope["path"]
         if is_work(scope):
-            self._record(endpoint, "" if key is None else key.name, outcome)
+            self._record(state.get("endpoint") or self._endpoint, "" if key is None else key.name, outcome)
         if not _logger.isEnabledFor(logging.INFO):
             return
         line = {
             "request_id": state.get("request_id"),
             "time": round(time.time(), 3),
             "method": scope["method"],
-            "path": path,
+            "path": scope["path"],
             "status": status,
             "seconds": round(seconds, 4),
             "key": None if key is None else key.name,

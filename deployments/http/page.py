@@ -1,21 +1,13 @@
-"""Serves the playground at `/` from files that are read once, without an API key."""
+"""Serves the playground at `/`, without an API key."""
 
-from hashlib import sha256
-from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.staticfiles import StaticFiles
 
 _FOLDER = Path(__file__).parents[2] / "playground"
-_PREFIX = "/page/"
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 # Nothing from other origins, no inline code, no text turned into markup but by the sanitiser, no frames.
 _POLICY = {
     "default-src": "'none'",
@@ -36,10 +28,14 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",  # revalidated each time; the usual response is a short 304
 }
+_PATHS = {"/", *(f"/page/{file.relative_to(_FOLDER).as_posix()}" for file in _FOLDER.rglob("*.*"))}
 
 
-_FILES = {path.relative_to(_FOLDER).as_posix(): path for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES}
-_PATHS = {"/", *(_PREFIX + name for name in _FILES)}
+class _Page(StaticFiles):
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(_HEADERS)
+        return response
 
 
 def is_page(path: str) -> bool:
@@ -49,22 +45,10 @@ def is_page(path: str) -> bool:
 
 def add_page(api: FastAPI) -> None:
     """Add GET / and the files of the page."""
-    bodies = {name: path.read_bytes() for name, path in _FILES.items()}
-    headers = {
-        name: {**_HEADERS, "Content-Type": _TYPES[_FILES[name].suffix], "ETag": f'"{sha256(body).hexdigest()[:32]}"'}
-        for name, body in bodies.items()
-    }
-
-    async def file(request: Request, name: str) -> Response:
-        if name not in bodies:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such file")
-        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
-        if headers[name]["ETag"] in known:
-            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers[name])
-        return Response(bodies[name], headers=headers[name])
+    page = _Page(directory=_FOLDER)
 
     async def index(request: Request) -> Response:
-        return await file(request, "index.html")
+        return await page.get_response("index.html", request.scope)
 
-    for path, route in (("/", index), (_PREFIX + "{name:path}", file)):
-        api.add_api_route(path, route, methods=["GET", "HEAD"], include_in_schema=False)
+    api.add_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
+    api.mount("/page", page)

@@ -18,14 +18,7 @@ from deployments.apis.errors import api_of, error_event, error_response
 from deployments.http import connection
 from deployments.http.connection import seconds_unread
 from deployments.http.doorkeeper import Doorkeeper
-from deployments.http.head import (
-    GENERATING,
-    REQUEST_ID,
-    REQUEST_START,
-    WORKING,
-    arrival_header,
-    with_header,
-)
+from deployments.http.head import GENERATING, REQUEST_ID, REQUEST_START, WORKING, arrival_header, with_header
 
 CALLBACK = f"{__name__}:middlewares"
 
@@ -67,7 +60,8 @@ class CoordinatorLossMiddleware:
         await self._app(scope, body.receive, response.send)
         if response.is_whole:
             return
-        if _is_repeatable(scope) and body.is_kept and response.can_go_on:
+        changes_nothing = scope["method"] in ("GET", "HEAD") or scope["path"].endswith(WORKING)
+        if changes_nothing and body.is_kept and response.can_go_on:
             await self._repeat(scope, body, response)
         if not response.is_whole:
             await self._give_up(scope, receive, send, response)
@@ -77,8 +71,7 @@ class CoordinatorLossMiddleware:
         taken_s = time.monotonic()
         while not (response.is_whole or body.has_disconnected) and time.monotonic() - taken_s < self._patience_s:
             await asyncio.sleep(self._pause_s)
-            passed_on = response.bytes
-            last_id = response.last_id
+            passed_on, last_id = response.bytes, response.last_id
             again = scope if last_id is None else with_header(scope, _LAST_EVENT_ID, last_id)
             again = {key: value for key, value in again.items() if key != "state"}
             await self._app(again, body.repeated(), response.continued())
@@ -191,8 +184,3 @@ class _Response:
 
 def _is_stream(message: Message) -> bool:
     return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
-
-
-def _is_repeatable(scope: Scope) -> bool:
-    """Whether the request changes nothing on the server."""
-    return scope["method"] in ("GET", "HEAD") or scope["path"].endswith(WORKING)

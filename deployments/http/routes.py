@@ -80,12 +80,11 @@ def make_api(
 ) -> FastAPI:
     """Build the application.
 
-    Args:
-        keys: None: no key is needed.
-        add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
-        cors_origins: pages that may use the server; None: those from this machine.
-        allowed_hosts: names by which it may be asked; None: any.
-        surroundings: None: the server is alone.
+    keys: None: no key is needed.
+    add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
+    cors_origins: pages that may use the server; None: those from this machine.
+    allowed_hosts: names by which it may be asked; None: any.
+    surroundings: None: the server is alone.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
