@@ -1,6 +1,4 @@
-"""An endpoint of a configuration, with its models in this process. Takes and returns what the HTTP interface does.
-
-Imports torch and transformers, which takes seconds."""
+"""An endpoint with its models in this process: takes and returns what HTTP does. Importing it takes seconds."""
 
 import asyncio
 import json
@@ -67,11 +65,7 @@ class InProcessEndpoint:
     """An endpoint whose models are loaded and run here, each in a thread of its own."""
 
     def __init__(self, config: ServerConfig, name: str) -> None:
-        """Load the models and start their loops.
-
-        Raises:
-            ConfigError: the endpoint needs a server, or a model can't be loaded or does not fit into memory.
-        """
+        """Start the models; raises ConfigError if the endpoint needs a server, or a model can't be loaded."""
         config = _only(config, name)
         self._name, self._endpoints = name, load_endpoints(config)  # the endpoint's adapters, too
         self._templates = PromptTemplates(config.templates)

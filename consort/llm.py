@@ -60,12 +60,11 @@ class LLM(TextModel):
     ) -> None:
         """Load a model and, if given, its drafter, which runs on the model's device in turn with it.
 
-        Args:
-            model: a folder, a .gguf file, package:NAME/FILE, or an id on the Hugging Face Hub.
-            drafter: the same, for the model that drafts.
-            draft_length: most draft tokens that one step verifies; 0: plain decoding.
-            ngram: also draft by lookup in the text.
-            drafter_options: like the options, for the drafter.
+        model: a folder, a .gguf file, package:NAME/FILE, or an id on the Hugging Face Hub.
+        drafter: the same, for the model that drafts.
+        draft_length: most draft tokens that one step verifies; 0: plain decoding.
+        ngram: also draft by lookup in the text.
+        drafter_options: like the options, for the drafter.
 
         Raises:
             ConfigError: an option is wrong, or a model can't be loaded or does not fit into memory.
@@ -85,9 +84,8 @@ class LLM(TextModel):
     def from_config(cls, path: str | Path = DEFAULT_CONFIG, endpoint: str | None = None) -> Self:
         """Load an endpoint of a configuration file: with heads, an ensemble, a drafter with threads of its own.
 
-        Args:
-            path: by default the configuration that `consort serve` has: SmolLM2-135M-Instruct.
-            endpoint: its name; None: the first.
+        path: by default the configuration that `consort serve` has: SmolLM2-135M-Instruct.
+        endpoint: its name; None: the first.
 
         Raises:
             ConfigError: the configuration is wrong, has no such endpoint, or a model can't be loaded.

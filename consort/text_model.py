@@ -184,8 +184,7 @@ _DEFAULTS = SamplingParams()
 class TextModel(ABC):
     """A model that continues texts and conversations.
 
-    All methods raise ConsortError: InvalidRequestError for what can't be answered as it is, with the field's name;
-    UnavailableError and others for what failed.
+    All methods raise ConsortError: InvalidRequestError with the field's name for what can't be answered as it is.
     """
 
     @abstractmethod
@@ -205,9 +204,8 @@ class TextModel(ABC):
     ) -> list[Answer]:
         """Continue texts, all at the same time; return an answer for each, in their order.
 
-        Args:
-            prompts: one prompt or several, as texts or token ids.
-            model: an adapter's name, for instance; None: the model itself.
+        prompts: one prompt or several, as texts or token ids.
+        model: an adapter's name, for instance; None: the model itself.
         """
         bodies = [_completion_body(prompt, params, model) for prompt in _prompts(prompts)]
         return [Answer.read(document) for document in self._answer("/v1/completions", bodies)]
@@ -223,11 +221,10 @@ class TextModel(ABC):
     ) -> Answer:
         """Answer a conversation.
 
-        Args:
-            messages: such as [{"role": "user", "content": "Hello!"}].
-            tools: functions that the model may call, as OpenAI's API has them.
-            model: an adapter's name, for instance; None: the model itself.
-            options: further fields of /v1/chat/completions, such as `tool_choice` or `chat_template_kwargs`.
+        messages: such as [{"role": "user", "content": "Hello!"}].
+        tools: functions that the model may call, as OpenAI's API has them.
+        model: an adapter's name, for instance; None: the model itself.
+        options: further fields of /v1/chat/completions, such as `tool_choice` or `chat_template_kwargs`.
         """
         return self.chat_all([messages], params, tools=tools, model=model, **options)[0]
 

@@ -60,11 +60,7 @@ class BuildArgs(StrictModel):
 
 
 def build(args: BuildArgs) -> serve.Application:
-    """Build the application for `serve run deployments.app:build config=...` and serve.yaml.
-
-    Raises:
-        ConfigError: the configuration is wrong, or has no API key although one is required.
-    """
+    """Build the application for `serve run deployments.app:build config=...`; raises ConfigError if it is wrong."""
     config = args.load()
     if args.require_api_key and not config.http.api_keys:
         raise ConfigError(
@@ -97,7 +93,6 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
 
 
 def _ledger(config: ServerConfig) -> serve.Application | None:
-    """Return the deployment of the ledger; None if no key has limits."""
     keys = [settings.api_key(name) for name, settings in config.http.api_keys.items()]
     limited = [key for key in keys if key.is_limited]
     return _light_deployment(LEDGER)(KeyLedger).bind(limited) if limited else None
@@ -148,10 +143,7 @@ def _bundles(model: ModelConfig) -> dict[str, Any]:
 
 
 def _scaling(name: str, config: ServerConfig) -> ScalingConfig | None:
-    """Return a model's scaling, or None.
-
-    If a drafter scales, its targets get fixed bounds: the policy sees only the load of deployments that scale.
-    """
+    """Return a model's scaling. Targets of a drafter that scales get fixed bounds: the policy sees only what scales."""
     model = config.models[name]
     drafters = [endpoint.drafter for endpoint in config.endpoints.values() if endpoint.target == name]
     if model.scaling is None and any(config.models[drafter].scaling for drafter in drafters if drafter is not None):

@@ -128,10 +128,8 @@ class Client:
     def stream(self, path: str, body: Mapping[str, object]) -> Generator[Any, None, None]:
         """Yield the documents of a stream's events, up to [DONE]. Closing the iterator hangs up.
 
-        A stream that breaks off is resumed where its events have ids, for up to half a minute.
-
-        Raises:
-            ConsortError: as in `document`; UnavailableError also if the stream broke off or contained another error.
+        A stream that breaks off is resumed where its events have ids, for up to half a minute. Raises what `document`
+        raises; UnavailableError also if the stream broke off or contained another error.
         """
         progress = _Progress(_NO_EVENT if path in _REPEATABLE else None)
         broken_s = None
@@ -160,12 +158,7 @@ class Client:
             raise self._unreachable(error) from error
 
     def _events(self, path: str, body: Mapping[str, object], progress: _Progress) -> Iterator[str]:
-        """Yield the data of events after `progress`, up to [DONE].
-
-        Raises:
-            _BrokenOffError: the server can't be reached, can't answer now, or has not answered to the end.
-            ConsortError: it refused the request.
-        """
+        """Yield the data of events after `progress`, up to [DONE]. _BrokenOffError: asking again may help."""
         headers = {} if progress.last_id is None else {"Last-Event-ID": progress.last_id}
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         broken: Exception | None = None
@@ -196,7 +189,6 @@ class Client:
         return UnavailableError(f"no Consort server answers at {self.url} ({reason}); `consort serve` starts one")
 
     def _error(self, path: str, reply: Reply) -> ConsortError:
-        """Return the error for a status other than 200, with the server's message."""
         details = reply.document.get("error") if isinstance(reply.document, dict) else None
         details = details if isinstance(details, dict) else {}
         message = details.get("message") or f"{self.url}{path}: HTTP {reply.status}"
@@ -212,7 +204,6 @@ class Client:
                 return UnavailableError(message, retry_after_s=reply.retry_after_s or 5)
 
     def _event(self, path: str, document: Any) -> Any:
-        """Return an event's document; raises the error that it contains."""
         if "error" in document:
             status = _STREAMED.get(document["error"].get("type"), HTTPStatus.SERVICE_UNAVAILABLE)
             raise self._error(path, Reply(status, document))
@@ -230,7 +221,6 @@ def _proxy_for(url: str) -> str | None:
 
 
 def _has_broken(cause: BaseException | None) -> bool:
-    """Whether a connection that was there has ended without the whole response."""
     return isinstance(cause, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
 
 

@@ -87,10 +87,7 @@ class Admission:
         return waiting, running
 
     def count_unserved(self, model: str) -> int:
-        """Number of requests that lack a slot of the model: waiting, or refused and not yet due to retry.
-
-        While the model has no replica, all requests lack one.
-        """
+        """Number of requests that lack a slot of the model: waiting, or refused and not yet due; without any, all."""
         has_slots = self._count_slots(model) > 0
         tickets = [ticket for ticket in self._tickets.values() if ticket.state == "waiting" or not has_slots]
         endpoints = [ticket.request.endpoint for ticket in tickets]
@@ -98,11 +95,7 @@ class Admission:
         return waiting + self._loads[model].count_returning(_now_s())
 
     def check_room(self, targets: Collection[str], key: ApiKey = ANYBODY) -> None:
-        """Refuse a request before its body is read if none of the targets that it may be for could accept it.
-
-        Raises:
-            OverloadedError: the server or the key is at its bound, or the queues of all targets are too long.
-        """
+        """Refuse a request before its body is read (OverloadedError) if none of its possible targets accepts it."""
         if targets and not (room := self.room(targets, key)).requests:
             self._refuse(room.refusal)
 
@@ -126,11 +119,7 @@ class Admission:
         self.on_change()
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:
-        """Refuse all requests of a group, or none. Waiting within the group is ignored.
-
-        Raises:
-            OverloadedError: the server or the key is at its bound, or a queue is too long.
-        """
+        """Refuse all requests of a group (OverloadedError), or none. Waiting within the group is ignored."""
         new = _use_of(requests)
         for target in {request.endpoint.target for request in requests}:
             refusal = self._refusal(new, target, key, priority)
@@ -180,14 +169,13 @@ class Admission:
     def submit(
         self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0, charged: bool = True
     ) -> None:
-        """Begin a request now or queue it. What its key may begin in a minute is for `check`, whole groups at a time.
+        """Begin a request now or queue it. Raises OverloadedError if the server or the key is at its bound.
+
+        What its key may begin in a minute is for `check`, whole groups at a time.
 
         sink: called with each delta, from any thread; must not block.
         priority: among the requests of one key, lower priorities begin first.
         charged: whether it counts in its key's minute.
-
-        Raises:
-            OverloadedError: the server or the key is at its bound.
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(request, sink, key, loop.time(), priority, charged=charged)
@@ -286,7 +274,6 @@ class Admission:
         return max(_LONGEST_WAIT * answer, _PATIENCE_S * speed) if speed else answer
 
     def _usual_answer(self, target: str) -> float:
-        """Expected tokens of an answer."""
         longest = (ticket.request.params.max_tokens for ticket in self._running[target].values())
         return self._loads[target].answer_tokens(max(longest, default=math.inf))
 

@@ -33,10 +33,7 @@ class Limits:
 
 
 def limits_of(config: ServerConfig) -> Limits:
-    """Limits of a configuration. By default as many requests run as the targets have slots, and a few more.
-
-    How many may wait follows from this machine's free memory.
-    """
+    """Limits of a configuration and of this machine's free memory. A few more requests run than targets have slots."""
     targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
     running = {name: _slots(model) * model.replicas + READY for name, model in targets.items()}
     replicas = {name: max(model.replicas, model.scaling.max if model.scaling else 0) for name, model in targets.items()}
@@ -54,7 +51,6 @@ class Bounds:
     """What requests in progress at one coordinator leave for new ones."""
 
     def __init__(self, limits: Limits, shared: SharedLimits | None) -> None:
-        """shared: limits of keys that hold for other coordinators, too; None: there are no others."""
         self._limits, self._shared = limits, shared
         self._total, self._uses = Use(), defaultdict[ApiKey, Use](Use)  # of all tickets, and of each key's
         self._held = Counter[ApiKey]()  # requests that need no model
@@ -118,7 +114,6 @@ class Bounds:
         return key if self._shared is None else self._shared.part_of(key)
 
     def _use_of(self, key: ApiKey) -> Use:
-        """Return what the key has in progress here."""
         return self._uses.get(key, Use()) + Use(self._held[key])
 
     def _limited_uses(self) -> dict[str, Use]:

@@ -91,7 +91,6 @@ class SharedLimits:
     """One coordinator's side. Asks are sent together, one account at a time. Runs in one event loop."""
 
     def __init__(self, coordinator: str, settle: Callable[[Account], Awaitable[Settlement]]) -> None:
-        """settle: sends an account to the ledger. May raise anything."""
         self._coordinator, self._settle = coordinator, settle
         self._in_progress: Callable[[], Mapping[str, Use]] = dict
         self._begun, self._granted = defaultdict[str, Use](Use), defaultdict[str, Use](Use)

@@ -87,11 +87,7 @@ class Load:
         return min(most, usual)
 
     def tokens_ahead(self, running: Collection[Ticket], before: Backlog, slots: int) -> float:
-        """Expected tokens of one slot until the next request begins there.
-
-        running: all requests that hold slots.
-        before: requests that begin earlier.
-        """
+        """Expected tokens of one slot until the next request begins there, after those `before`."""
         ends = sorted(self._tokens_left(ticket) for ticket in running)[-slots:]  # sorted, so a heap
         if not before.requests:
             return ends[0]

@@ -121,11 +121,7 @@ class ApiKeyConfig(StrictModel):
         return self
 
     def digested(self, name: str, folder: Path) -> "ApiKeyConfig":
-        """Return the key with a digest in place of the secret. folder: the configuration's.
-
-        Raises:
-            ConfigError: the secret or a variable is missing, or the secret has characters that clients can't send.
-        """
+        """Return the key with a digest in place of the secret; raises ConfigError without one that clients can send."""
         if self.sha256 is not None:
             return self
         if self.key is not None:
@@ -148,11 +144,7 @@ class ApiKeyConfig(StrictModel):
 
 
 def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:
-    """Return a key without limits of its own. field: where the secret was given, for errors.
-
-    Raises:
-        ConfigError: the secret is empty, or has characters that clients can't send.
-    """
+    """Return a key without limits; raises ConfigError if clients can't send it. field: where it was given."""
     missing = "is empty; leave it out to serve anybody"
     return ApiKeyConfig(sha256=_digest(secret, field=field, missing=missing), admin=admin)
 
@@ -164,10 +156,7 @@ def environment_key() -> ApiKeyConfig | None:
 
 
 def _digest(secret: str, *, field: str, missing: str) -> str:
-    """Return the digest in hexadecimal digits. White space around the secret, from files and shells, is ignored.
-
-    missing: the problem to report if the secret is empty.
-    """
+    """Return the digest in hexadecimal digits. White space around the secret, from files and shells, is ignored."""
     secret = secret.strip()
     if not secret:
         raise ConfigError(f"{field}: {missing}")

@@ -69,11 +69,7 @@ class ServerConfig(StrictModel):
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
-    """Check a parsed YAML document and return its configuration. folder: the base of relative paths.
-
-    Raises:
-        ConfigError: keys are unknown, values are wrong, or the parts don't fit together. The text names each key.
-    """
+    """Check a parsed YAML document; raises ConfigError that names each wrong key. folder: base of relative paths."""
     mistakes = Mistakes()
     config = _checked(data, folder, mistakes)
     mistakes.check()
@@ -81,12 +77,9 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
 
 
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
-    """Read the configuration in a YAML file; by default, the one that serves SmolLM2-135M-Instruct.
+    """Read the configuration in a YAML file; raises ConfigError as `parse_config`, or if the file can't be read.
 
     path: relative to the working directory or, like `deployments/ensemble.yaml`, to what comes with Consort.
-
-    Raises:
-        ConfigError: the file can't be read, or the configuration is wrong (see `parse_config`).
     """
     if not path.exists() and (ROOT / path).is_file():
         path = ROOT / path

@@ -63,11 +63,7 @@ class Mistakes:
 
 
 def read_document(path: Path) -> object:
-    """Return what a YAML file says.
-
-    Raises:
-        ConfigError: the file can't be read, is empty, is no YAML, or has keys twice.
-    """
+    """Return what a YAML file says; raises ConfigError if it can't be read, is empty, is no YAML, or has keys twice."""
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -40,11 +40,7 @@ class TlsConfig(StrictModel):
     key: str = Field(description="Its private key, in PEM, without a password.")
 
     def anchored(self, folder: Path) -> "TlsConfig":
-        """Return it with absolute paths. folder: the configuration's.
-
-        Raises:
-            ConfigError: a file is missing or can't be read, a variable is not set, or the key is another certificate's.
-        """
+        """Return it with absolute paths; raises ConfigError if the files can't be used together. folder: their base."""
         paths = {name: str((folder / expanded(path, key=f"http.tls.{name}")).absolute()) for name, path in self}
         for name, path in paths.items():
             if not Path(path).is_file():
@@ -148,11 +144,7 @@ class HttpConfig(StrictModel):
     def guarded(self, *, insecure: bool = False) -> "HttpConfig":
         """Return the configuration for a server that listens by itself, not behind Serve's own configuration.
 
-        Args:
-            insecure: whether anybody on the network may ask it without a key.
-
-        Raises:
-            ConfigError: other machines can reach it, and it needs no key.
+        Raises ConfigError if other machines can reach it and it needs no key, unless `insecure` lets anybody ask.
         """
         if self.api_keys or insecure:
             return self

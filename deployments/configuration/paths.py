@@ -26,11 +26,8 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 def locate(path: str) -> str:
     """Return a model's folder or file on this machine; Hub ids and absolute paths stay as they are.
 
-    Those that come with Consort are configured relative to ROOT, and those in packages by the package's name, because
-    every node has its own copy. Packages are not imported.
-
-    Raises:
-        ConfigError: the package is not installed here, or has no such file.
+    What comes with Consort is configured relative to ROOT, and what is in a package by the package's name, because
+    every node has its own copy. Raises ConfigError if the package, which is not imported, or the file is missing.
     """
     if path.startswith(PACKAGE):
         return _in_package(path)
@@ -53,11 +50,7 @@ def _in_package(path: str) -> str:
 
 
 def expanded(path: str, *, key: str) -> str:
-    """Return a path with `~` and environment variables replaced. key: where it was given, for errors.
-
-    Raises:
-        ConfigError: a variable is not set.
-    """
+    """Replace `~` and variables in a path; raises ConfigError if one is not set. key: where it was given."""
     for match in _VARIABLE.finditer(path):
         name = match[1] or match[2]
         if name not in os.environ:
@@ -87,8 +80,7 @@ def check_local(path: str) -> None:
 def anchored(path: str, folder: Path, *, key: str) -> str:
     """Return a path that does not depend on the configuration's folder or on the working directory.
 
-    Raises:
-        ConfigError: it has a variable that is not set, or is no Hub id and names nothing here.
+    Raises ConfigError if it has a variable that is not set, or is no Hub id and names nothing here.
     """
     path = expanded(path, key=key)
     for candidate in (folder / path, Path(path)):
@@ -113,8 +105,7 @@ def naming(key: str) -> Iterator[None]:
 def read_header(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's config.json, flattened if it has several parts: the language model's keys win.
 
-    Raises:
-        ConfigError: it is missing or damaged.
+    Raises ConfigError if it is missing or damaged.
     """
     file = folder / "config.json"
     try:
@@ -138,8 +129,7 @@ def positions_of(header: Mapping[str, Any]) -> int | None:
 def check_checkpoint(key: str, path: str, max_length: int | None, *, safetensors_only: bool) -> None:
     """Check the checkpoint in a folder, if it is one of this machine. key: of the model.
 
-    Raises:
-        ConfigError: it lacks config.json, weights or a tokenizer, or has fewer positions than `max_length`.
+    Raises ConfigError if it lacks config.json, weights or a tokenizer, or has fewer positions than `max_length`.
     """
     folder = Path(locate(path))
     if not folder.is_dir():
@@ -198,13 +188,7 @@ def parameter_count(folder: Path) -> int:
 
 
 def tensors_in(file: Path) -> dict[str, tuple[list[int], int]]:
-    """Return the shape and the bytes of each tensor in a safetensors file, by name.
-
-    The header is a JSON document that follows its length in 8 bytes.
-
-    Raises:
-        ConfigError: it is no safetensors file.
-    """
+    """Return shape and bytes of each tensor of a safetensors file, by name; raises ConfigError if it is none."""
     try:
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))

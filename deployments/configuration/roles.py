@@ -128,7 +128,6 @@ def _adapters(models: Models, endpoints: Endpoints) -> Iterator[str]:
 
 
 def _colocation(name: str, drafter: ModelConfig, endpoints: Endpoints) -> Iterator[str]:
-    """A drafter and the target it is colocated with work for each other only."""
     target, key = drafter.colocated_with, f"models.{name}.colocated_with"
     if target is None:
         return

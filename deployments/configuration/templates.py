@@ -47,11 +47,7 @@ class PromptTemplate:
         return EXAMPLES in self.variables
 
     def render(self, variables: Mapping[str, Any], *, field: str = "variables") -> str:
-        """Fill the template. field: where the variables are in the request.
-
-        Raises:
-            InvalidRequestError: a variable is missing or unknown, or the template can't use a value.
-        """
+        """Fill the template; raises InvalidRequestError if it can't be. field: where the variables are."""
         unknown = sorted(variables.keys() - set(self.variables))
         if unknown:
             reason = f"is no variable of the template {self.name!r}; {nearest(unknown[0], self.variables)}"

@@ -59,11 +59,7 @@ def check_name(key: str, name: str) -> None:
 
 
 def load_callable(path: str, *, key: str) -> Callable[..., Any]:
-    """Import the callable at `module:name`. key: the configuration key, for errors.
-
-    Raises:
-        ConfigError: it can't be imported, or is not callable.
-    """
+    """Import the callable at `module:name`; raises ConfigError if there is none. key: of the configuration."""
     module, _, name = path.partition(":")
     try:
         loaded: Any = getattr(importlib.import_module(module), name)

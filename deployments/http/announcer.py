@@ -89,7 +89,6 @@ class Announcer:
         self._board.write(self._line(key), notice)
 
     def _count_refused(self, key: ApiKey) -> None:
-        """Count what the proxy has refused since the last round."""
         total = self._board.refused(self._line(key))
         new, self._refused[key] = total - self._refused.get(key, 0), total
         if not new:
@@ -113,10 +112,7 @@ class Announcer:
 
 
 class AnnouncerMiddleware:
-    """ASGI middleware that takes note of requests from the proxy, and names the board to it.
-
-    Runs first, so that requests which other middleware refuses are seen, too.
-    """
+    """ASGI middleware that notes requests from the proxy before others may refuse them, and names the board to it."""
 
     def __init__(self, app: ASGIApp, *, announcer: Announcer) -> None:
         self._app, self._announcer = app, announcer

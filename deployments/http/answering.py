@@ -115,10 +115,9 @@ async def _events(
 
 
 class _Renderer:
-    """Calls the writer of one answer, one call at a time."""
+    """Calls the writer of one answer, one call at a time: in a thread, or if None in the event loop."""
 
     def __init__(self, writer: Writer, thread: ThreadPoolExecutor | None) -> None:
-        """thread: for an answer whose parts may take long to write; None: parts are written in the event loop."""
         self.writer, self._thread = writer, thread
         self._tokens = 0
 

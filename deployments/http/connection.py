@@ -148,7 +148,6 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # at first
 
     def _wrong_head(self) -> tuple[HTTPStatus, str] | None:
-        """Return status and reason if the head is to be refused."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MOST_HEAD_BYTES:
             return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _too_large()

@@ -214,7 +214,6 @@ class Doorkeeper:
         return number
 
     def _take_board(self, message: Message) -> None:
-        """Take the name of the coordinator's board out of a response."""
         headers = MutableHeaders(scope=message)
         if BOARD in headers:
             self._meet(headers[BOARD])

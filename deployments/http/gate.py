@@ -22,11 +22,10 @@ class HostCheck:
     """ASGI middleware that refuses requests whose Host header names another server, against DNS rebinding.
 
     A web page can let its own name resolve to 127.0.0.1. Then it has the same origin as what listens there, and CORS
-    does not keep it out. But its requests still name its own host.
+    does not keep it out. But its requests still name its own host. allowed: names without ports; [IPv6 addresses].
     """
 
     def __init__(self, app: ASGIApp, *, allowed: Collection[str]) -> None:
-        """allowed: names or addresses, without ports; IPv6 addresses in brackets."""
         self._app, self._allowed = app, {name.lower() for name in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

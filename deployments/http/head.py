@@ -33,7 +33,6 @@ class BaseUrls:
     """ASGI middleware that routes /NAME/v1/… as /v1/…, with the endpoint NAME, or None, in the request's state."""
 
     def __init__(self, app: ASGIApp, *, names: Mapping[str, str]) -> None:
-        """names: endpoint by the name that URLs have."""
         self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -37,13 +37,12 @@ def log_refused(key: str, reason: str, requests: int) -> None:
 
 
 class OutcomeMiddleware:
-    """ASGI middleware that records each request once it has ended.
+    """ASGI middleware that records each request for text or tokens once it has ended.
 
     Others put into the request's state what is known of it: `key`, `request_id`, `endpoint` and `error`.
     """
 
     def __init__(self, app: ASGIApp, *, record: Record, endpoints: Collection[str]) -> None:
-        """record: called for each request that makes text or tokens. endpoints: all names."""
         self._app, self._record = app, record
         self._endpoint = next(iter(endpoints)) if len(endpoints) == 1 else ""  # of requests that name none
 

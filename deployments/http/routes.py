@@ -124,7 +124,6 @@ def make_api(
 
 
 def _add_answer_routes(router: APIRouter, service: Service) -> None:
-    """Add the routes that make text."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="rendering")
 
     @router.post("/v1/completions", responses=_ANSWERS)
@@ -149,8 +148,6 @@ def _add_answer_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_token_routes(router: APIRouter, service: Service) -> None:
-    """Add the routes that count, convert or shorten prompts."""
-
     @router.post("/v1/messages/count_tokens", responses=_ERRORS, response_model=TokenCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens a conversation has, by Anthropic's API."""

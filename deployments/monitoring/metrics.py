@@ -314,7 +314,6 @@ class Metrics:
             self._observe("vllm:request_max_num_generation_tokens", request, choices.longest)
 
     def _forget(self, request: Request) -> None:
-        """Remove a request. Its statistics are added to its endpoint's."""
         state = self._requests.pop(request.request_id)
         self._finished[state.endpoint] = self._finished.get(state.endpoint, Statistics()) + state.statistics
 

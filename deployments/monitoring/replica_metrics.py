@@ -1,7 +1,6 @@
-"""A replica's load for Serve's autoscaler, and its metrics through Ray, whose names Prometheus sees after `ray_`.
+"""A replica's load for Serve's autoscaler, and its metrics through Ray.
 
-Metrics that vLLM has keep its names under Ray, with `_` for `:`. Serve adds labels for the application, the deployment
-and the replica.
+Prometheus scrapes every node and prefixes the names with `ray_`; vLLM's have `_` for `:`, as vLLM's under Ray.
 """
 
 import time
@@ -126,7 +125,6 @@ class LoadMeter:
         )
 
     def _live_queues(self) -> list[int]:
-        """Return the requests that each live coordinator holds back."""
         since_s = self._clock() - _SILENCE_S
         self._queues = {name: queue for name, queue in list(self._queues.items()) if queue[1] >= since_s}
         return [queued for queued, _ in self._queues.values()]

@@ -105,7 +105,6 @@ class RequestTracer:
         ended_ns: int | None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record a finished span. ended_ns: None for now."""
         self._tracer.start_span(name, parent, attributes=attributes, start_time=began_ns).end(ended_ns)
 
 
@@ -145,7 +144,6 @@ class TracingMiddleware:
     """
 
     def __init__(self, app: ASGIApp, *, tracer: RequestTracer, paths: Collection[str]) -> None:
-        """paths: of the requests that get a span."""
         self._app, self._tracer, self._paths = app, tracer, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -101,10 +101,7 @@ def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare
 
 
 def _requested(demand: Demand, amount: float, left: list[Gpu], rests: dict[Gpu, float]) -> DeviceShare:
-    """Take an amount for each process, parts from GPUs that were given away in part before whole ones.
-
-    Ray refuses what the machine does not have.
-    """
+    """Take an amount for each process, parts from GPUs that were given away in part before whole ones."""
     if amount >= 1:
         count = min(int(amount * demand.processes), len(left))
         taken, left[:] = left[:count], left[count:]
@@ -121,7 +118,6 @@ def _requested(demand: Demand, amount: float, left: list[Gpu], rests: dict[Gpu, 
 
 
 def _share_each(answering: Sequence[Demand], left: Sequence[Gpu]) -> dict[str, DeviceShare]:
-    """Let several models share each GPU, in equal parts."""
     wanted = sum(demand.processes for demand in answering)
     for demand in answering:
         if demand.tensor_parallel > 1:

@@ -43,9 +43,7 @@ def fetch(
     key: of the configuration, for errors.
     files: "settings": all but the weights; "all": other formats of the weights, too.
 
-    Raises:
-        ConfigError: there is no such model, or it may not be read.
-        UnavailableError: the Hub does not answer, and the model is not in the cache.
+    Raises ConfigError for a model that can't be had, UnavailableError if the Hub does not answer and no cache has it.
     """
     if (gguf := hub_file(model)) is not None:
         return _fetch_gguf(*gguf, key=key, revision=revision)

@@ -143,7 +143,6 @@ def _colocate(machine: Machine, demands: Sequence[Demand]) -> list[Demand]:
 
 
 def _check_fits(replica: _Replica, machine: Machine) -> None:
-    """Raise ConfigError if the weights don't fit on the GPU."""
     if replica.device.free_bytes is None:
         return
     demand, room, needed = replica.demand, int(replica.device.free_bytes * USABLE), replica.weights_bytes
@@ -241,13 +240,10 @@ def plan_server(
     snapshots: Mapping[str, Snapshot] = MappingProxyType({}),
     may_colocate: Collection[str] = (),
 ) -> Plan:
-    """Plan for this machine what a configuration leaves open.
+    """Plan for this machine what a configuration leaves open; raises ConfigError if a model is damaged or too large.
 
     snapshots: models of the Hub, by name.
     may_colocate: drafters that the planner may put into their targets' replicas.
-
-    Raises:
-        ConfigError: a model does not fit, or a checkpoint is damaged or not whole.
     """
 
     def sized(demand: Demand) -> Demand:

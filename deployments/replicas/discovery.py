@@ -115,7 +115,6 @@ class AddressQuery:
         self._call: Any = None  # a response of Serve's that waits for the first replica
 
     async def __call__(self) -> ReplicaAddresses:
-        """Return the addresses; raises what `Discovery` expects."""
         held_back = self._held_back()
         coordinator = None if self._stands_by() else self._coordinator
         try:
@@ -143,7 +142,6 @@ class AdapterExchange:
     """Keeps one coordinator's adapters like the others'. Replicas remember them for coordinators that start later."""
 
     def __init__(self, adapters: "RunTimeAdapters", handles: Sequence[DeploymentHandle[Any]]) -> None:
-        """handles: of the models whose adapters are loaded at run time."""
         self._adapters, self._handles = adapters, handles
 
     async def share(self) -> None:

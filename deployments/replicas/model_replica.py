@@ -1,7 +1,4 @@
-"""A replica of a model, and the other ranks of a tensor-parallel one.
-
-Only what runs in their processes imports torch and transformers.
-"""
+"""A replica of a model, and the other ranks of a tensor-parallel one. Their processes alone import torch."""
 
 import gc
 import os

@@ -97,10 +97,7 @@ def count_drafters(
 ) -> tuple[int, DrafterMemory]:
     """Return how many drafters to run, and the updated memory. One step up or down at a time, by the targets' lag.
 
-    There is no drafter if nothing is drafted or plain decoding is faster.
-
-    current: drafters wanted so far.
-    drafters: loads of those that are up.
+    There is no drafter if nothing is drafted or plain decoding is faster. current: wanted so far.
     """
     rows = sum(load.rows for load in targets)
     lag = sum(load.rows * load.lag for load in targets) / rows if rows else 0.0
@@ -193,7 +190,6 @@ def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_
 
 
 def _by_replica(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaLoad]:
-    """Return the loads of the replicas that have reported every value."""
     names = list(ReplicaLoad.__dataclass_fields__)
     replicas = set.intersection(*(set(metrics.get(name, {})) for name in names))
     return [ReplicaLoad(**{name: metrics[name][replica] for name in names}) for replica in replicas]
