@@ -8,6 +8,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -42,27 +43,6 @@ class Reply:
     status: int
     document: Any
     retry_after_s: int | None = None
-
-
-class _BrokenOffError(Exception):
-    """A stream has not come to its end, but may. reason: to raise if it can't go on."""
-
-    def __init__(self, reason: ConsortError) -> None:
-        super().__init__()
-        self.reason = reason
-
-
-@dataclass(slots=True)
-class _Progress:
-    """How far a stream has come. last_id: of its events, `_NO_EVENT` before the first; None: it can't be resumed."""
-
-    last_id: str | None
-    has_begun: bool = False  # a response has come
-    has_passed_on: bool = False  # an event, too
-
-    @property
-    def can_go_on(self) -> bool:
-        return self.has_begun and self.last_id is not None and (self.last_id != _NO_EVENT or not self.has_passed_on)
 
 
 class Client:
@@ -131,19 +111,36 @@ class Client:
         A stream that breaks off is resumed where its events have ids, for up to half a minute. Raises what `document`
         raises; UnavailableError also if the stream broke off or contained another error.
         """
-        progress = _Progress(_NO_EVENT if path in _REPEATABLE else None)
+        last_id = _NO_EVENT if path in _REPEATABLE else None
+        has_begun = has_passed_on = False  # whether a response has come, and an event
         broken_s = None
         while True:
+            cause: Exception | None = None
             try:
-                for data in self._events(path, body, progress):
-                    broken_s = None
-                    yield self._event(path, json.loads(data))
-                return
-            except _BrokenOffError as broken:
-                broken_s = broken_s or time.monotonic()
-                if not progress.can_go_on or time.monotonic() - broken_s > _PATIENCE_S:
-                    raise broken.reason from broken
-                time.sleep(_PAUSE_S)
+                with self._open_stream(path, body, last_id) as response:
+                    if response.is_success:
+                        has_begun = True
+                        for event in _events_of(response):
+                            if event.get("data") == "[DONE]":
+                                return
+                            if "data" in event:
+                                last_id, has_passed_on, broken_s = event.get("id", last_id), True, None
+                                yield self._event(path, json.loads(event["data"]))
+                        reason: ConsortError = self._broken_off(path)
+                    else:
+                        response.read()
+                        reason = self._error(path, _reply(response))
+                        if response.status_code not in _TRY_AGAIN:
+                            raise reason
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                reason, cause = self._unreachable(error), error
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                reason, cause = self._broken_off(path, f": {error}"), error
+            broken_s = broken_s or time.monotonic()
+            can_go_on = has_begun and last_id is not None and (last_id != _NO_EVENT or not has_passed_on)
+            if not can_go_on or time.monotonic() - broken_s > _PATIENCE_S:
+                raise reason from cause
+            time.sleep(_PAUSE_S)
 
     def _request(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S, read=_GET_TIMEOUT_S if body is None else None)
@@ -157,32 +154,17 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise self._unreachable(error) from error
 
-    def _events(self, path: str, body: Mapping[str, object], progress: _Progress) -> Iterator[str]:
-        """Yield the data of events after `progress`, up to [DONE]. _BrokenOffError: asking again may help."""
-        headers = {} if progress.last_id is None else {"Last-Event-ID": progress.last_id}
+    def _open_stream(
+        self, path: str, body: Mapping[str, object], last_id: str | None
+    ) -> AbstractContextManager[httpx.Response]:
+        headers = {} if last_id is None else {"Last-Event-ID": last_id}
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        broken: Exception | None = None
-        try:
-            with self._http.stream(
-                "POST", self.url + path, json={**body, "stream": True}, headers=headers, timeout=timeout
-            ) as response:
-                if not response.is_success:
-                    response.read()
-                    refusal = self._error(path, _reply(response))
-                    raise _BrokenOffError(refusal) if response.status_code in _TRY_AGAIN else refusal
-                progress.has_begun = True
-                for event in _events_of(response):
-                    if event.get("data") == "[DONE]":
-                        return
-                    if "data" in event:
-                        progress.last_id, progress.has_passed_on = event.get("id", progress.last_id), True
-                        yield event["data"]
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise _BrokenOffError(self._unreachable(error)) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            broken = error
-        reason = f"{self.url}{path}: the stream broke off" + (f": {broken}" if broken else "")
-        raise _BrokenOffError(UnavailableError(reason)) from broken
+        return self._http.stream(
+            "POST", self.url + path, json={**body, "stream": True}, headers=headers, timeout=timeout
+        )
+
+    def _broken_off(self, path: str, why: str = "") -> UnavailableError:
+        return UnavailableError(f"{self.url}{path}: the stream broke off{why}")
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error))
