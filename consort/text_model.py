@@ -207,7 +207,9 @@ class TextModel(ABC):
         prompts: one prompt or several, as texts or token ids.
         model: an adapter's name, for instance; None: the model itself.
         """
-        bodies = [_completion_body(prompt, params, model) for prompt in _prompts(prompts)]
+        is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        several: Sequence[Any] = [prompts] if is_single else prompts
+        bodies = [_completion_body(prompt, params, model) for prompt in several]
         return [Answer.read(document) for document in self._answer("/v1/completions", bodies)]
 
     def chat(
@@ -291,8 +293,3 @@ def _chat_body(
     if model is not None:
         body["model"] = model
     return {"messages": list(messages), **body, **options}
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
-    is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if is_single else prompts

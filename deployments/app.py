@@ -88,14 +88,10 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
     if not autoscale:
         options["request_router_config"] = {"request_router_class": STANDBY_ROUTER}
     deploy = _light_deployment(COORDINATOR if autoscale else LOCAL_COORDINATOR, **options)
-    ledger = _ledger(config) if autoscale else None
-    return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models, on_demand, ledger)
-
-
-def _ledger(config: ServerConfig) -> serve.Application | None:
     keys = [settings.api_key(name) for name, settings in config.http.api_keys.items()]
     limited = [key for key in keys if key.is_limited]
-    return _light_deployment(LEDGER)(KeyLedger).bind(limited) if limited else None
+    ledger = _light_deployment(LEDGER)(KeyLedger).bind(limited) if autoscale and limited else None
+    return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models, on_demand, ledger)
 
 
 def _light_deployment(name: str, **options: Any) -> Callable[[Callable[..., Any]], serve.Deployment]:

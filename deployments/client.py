@@ -8,7 +8,6 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -33,6 +32,7 @@ _CALLERS_FAULT = {
 }
 _TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
 _STREAMED = {"timeout_error": HTTPStatus.REQUEST_TIMEOUT, "rate_limit_error": HTTPStatus.TOO_MANY_REQUESTS}
+_BROKEN = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)  # the connection was there
 _KEEP_ALIVE = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may be lost without a word
 
 
@@ -83,7 +83,7 @@ class Client:
             try:
                 return self._request(path, body)
             except UnavailableError as error:
-                if broken_s is None and _has_broken(error.__cause__):
+                if broken_s is None and isinstance(error.__cause__, _BROKEN):
                     broken_s = time.monotonic()
                 if path not in _REPEATABLE or broken_s is None or time.monotonic() - broken_s > _PATIENCE_S:
                     raise
@@ -113,11 +113,15 @@ class Client:
         """
         last_id = _NO_EVENT if path in _REPEATABLE else None
         has_begun = has_passed_on = False  # whether a response has come, and an event
+        body, timeout = {**body, "stream": True}, httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         broken_s = None
         while True:
             cause: Exception | None = None
             try:
-                with self._open_stream(path, body, last_id) as response:
+                headers = {} if last_id is None else {"Last-Event-ID": last_id}
+                with self._http.stream(
+                    "POST", self.url + path, json=body, headers=headers, timeout=timeout
+                ) as response:
                     if response.is_success:
                         has_begun = True
                         for event in _events_of(response):
@@ -153,15 +157,6 @@ class Client:
             raise UnavailableError(f"{self.url}{path}: the server has not answered in time") from error
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise self._unreachable(error) from error
-
-    def _open_stream(
-        self, path: str, body: Mapping[str, object], last_id: str | None
-    ) -> AbstractContextManager[httpx.Response]:
-        headers = {} if last_id is None else {"Last-Event-ID": last_id}
-        timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        return self._http.stream(
-            "POST", self.url + path, json={**body, "stream": True}, headers=headers, timeout=timeout
-        )
 
     def _broken_off(self, path: str, why: str = "") -> UnavailableError:
         return UnavailableError(f"{self.url}{path}: the stream broke off{why}")
@@ -200,10 +195,6 @@ def _proxy_for(url: str) -> str | None:
     if proxy is None or is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _has_broken(cause: BaseException | None) -> bool:
-    return isinstance(cause, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
 
 
 def _events_of(response: httpx.Response) -> Iterator[dict[str, str]]:

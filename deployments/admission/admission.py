@@ -107,16 +107,17 @@ class Admission:
 
     def arrive(self, key: ApiKey) -> Callable[[], None]:
         """Count a request that is being read. Returns what to call once it is submitted or has failed, or both."""
+
+        def leave() -> None:
+            self._arriving[key] -= 1
+            if not self._arriving[key]:
+                del self._arriving[key]
+            self.on_change()
+
         self._arriving[key] += 1
         arrival = ExitStack()
-        arrival.callback(self._leave, key)
+        arrival.callback(leave)
         return arrival.close
-
-    def _leave(self, key: ApiKey) -> None:
-        self._arriving[key] -= 1
-        if not self._arriving[key]:
-            del self._arriving[key]
-        self.on_change()
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:
         """Refuse all requests of a group (OverloadedError), or none. Waiting within the group is ignored."""

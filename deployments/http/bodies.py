@@ -61,7 +61,9 @@ class EarlyRefusal:
         state = scope["state"]
         size = self._bytes_to_hold(content_length(Headers(scope=scope)))
         try:
-            self._check_bytes(size)
+            if size and self._held_bytes + size > (most := _BODIES_AT_ONCE * self._max_body_bytes):
+                reason = f"with {size} more, the bodies of requests in progress would exceed {most} bytes"
+                raise OverloadedError(f"{reason}, {_BODIES_AT_ONCE} times http.max_body_bytes.")
             if scope["path"] in GENERATING:
                 state["leave"] = self._enter(state["key"], state.get("endpoint"))
             else:
@@ -95,12 +97,6 @@ class EarlyRefusal:
         """Return what a body counts for: 0 if it is small, the most if its length is unknown."""
         size = self._max_body_bytes if length is None else length
         return 0 if size <= SMALL_BYTES else min(size, self._max_body_bytes)
-
-    def _check_bytes(self, size: int) -> None:
-        most = _BODIES_AT_ONCE * self._max_body_bytes
-        if size and self._held_bytes + size > most:
-            reason = f"with {size} more, the bodies of requests in progress would exceed {most} bytes"
-            raise OverloadedError(f"{reason}, {_BODIES_AT_ONCE} times http.max_body_bytes.")
 
 
 class SmallBodyRoute(APIRoute):

@@ -1,6 +1,7 @@
 """Gets models from the Hugging Face Hub into its cache, before replicas look there."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ _TIMEOUT_S = 5.0
 _SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 _WEIGHTS = ["*.safetensors"]
 _PICKLED = ["*.bin", "*.pt"]
+_STORED = re.compile(r"(?!consolidated)[^/]*\.safetensors")
 _TWICE = ["*/*", "consolidated*"]  # the same weights in the formats of other programs
 
 
@@ -70,7 +72,7 @@ def fetch(
         except OSError:
             pass
         raise _refusal(error, model, path=model, key=key, revision=revision) from error
-    sizes = [file.size or 0 for file in info.siblings or () if _is_weights(file.rfilename)]
+    sizes = [file.size or 0 for file in info.siblings or () if _STORED.fullmatch(file.rfilename)]
     try:
         folder = str(download())
     except Exception as error:
@@ -156,10 +158,6 @@ def stay_offline(config: ServerConfig) -> None:
     """
     if not any(model.trust_remote_code or model.adapters_at_run_time for model in config.models.values()):
         os.environ["HF_HUB_OFFLINE"] = "1"
-
-
-def _is_weights(file: str) -> bool:
-    return file.endswith(".safetensors") and "/" not in file and not file.startswith("consolidated")
 
 
 def _brief(error: Exception) -> str:

@@ -49,7 +49,9 @@ class ModelServer:
         if self.drafter != "none":
             endpoint["ngram"] = {}
         if self.drafter == "auto" and _is_bundled(path) and self.target_keys.get("tensor_parallel", 1) == 1:
-            endpoint |= _bundled_heads()
+            heads = None if (default := _default_config()) is None else default.endpoints[BUNDLED].heads
+            if heads is not None:  # they rest if the model is another
+                endpoint["heads"] = heads.model_dump(exclude_unset=True) | {"path": locate(heads.path)}
         if self.draft_length is not None:
             endpoint["draft_length"] = self.draft_length
         served_names = self.served_names or [path if is_hub_id(path) and not is_gguf(path) else name]
@@ -74,12 +76,6 @@ def name_of(path: str) -> str:
     stem = Path(path).stem if is_gguf(path) else Path(path).name
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "model"
     return f"model-{name}" if name in RESERVED else name
-
-
-def _bundled_heads() -> dict[str, Any]:
-    """Return the heads of the default configuration's endpoint. If the model is another, they will rest."""
-    heads = None if (default := _default_config()) is None else default.endpoints[BUNDLED].heads
-    return {} if heads is None else {"heads": heads.model_dump(exclude_unset=True) | {"path": locate(heads.path)}}
 
 
 def _default_config() -> ServerConfig | None:
