@@ -83,9 +83,8 @@ class Announcer:
         if room is None:
             return  # the last notice goes stale, and then requests come here
         self._announced[key] = room
-        requests, refusal = min(room.requests, 2**32 - 1), room.refusal
-        known = (self._proxy, self._seen.get(key, 0), self._refused.get(key, 0))
-        notice = Notice(time.monotonic(), requests, refusal.reached, refusal.retry_s, refusal.apart_s, *known)
+        refusal, known = room.refusal, (self._proxy, self._seen.get(key, 0), self._refused.get(key, 0))
+        notice = Notice(time.monotonic(), room.requests, refusal.reached, refusal.retry_s, refusal.apart_s, *known)
         self._board.write(self._line(key), notice)
 
     def _count_refused(self, key: ApiKey) -> None:

@@ -11,14 +11,13 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.wire.shared_memory import SharedOffer, attach, create
-from decoding.errors import Bound, OverloadedError
+from decoding.errors import OverloadedError
 from deployments.admission.key_bounds import Reached
 from deployments.apis.errors import error_response
 from deployments.configuration.api_keys import secret_digest
@@ -30,15 +29,13 @@ STALE_S = 3.0  # an older notice may be wrong
 _ON_THE_WAY_S = 5.0  # a request that was passed on longer ago is lost
 
 NO_KEY = bytes(32)  # the digest of the only line where requests need no key
-_BOUNDS: tuple[Bound, ...] = get_args(Bound)
-_REASON_BYTES = 512  # enough for the longest names of keys
 _NUMBER = struct.Struct("=Q")
-_NOTICE = struct.Struct(f"=dIddBdIQQ{_REASON_BYTES}s")
 # First the number of the node's proxy, then the lines. A line: the key's digest; how often it was written, odd while it
-# is; the notice; how many requests the proxy refused.
+# is; the length of the notice, and the notice; how many requests the proxy refused.
 _VERSION_AT = len(NO_KEY)
-_NOTICE_AT = _VERSION_AT + _NUMBER.size
-_REFUSED_AT = _NOTICE_AT + -(-_NOTICE.size // 8) * 8
+_LENGTH_AT = _VERSION_AT + _NUMBER.size
+_NOTICE_AT = _LENGTH_AT + _NUMBER.size
+_REFUSED_AT = _NOTICE_AT + 2048  # more than enough for the longest names of keys
 _LINE_BYTES = _REFUSED_AT + _NUMBER.size
 
 
@@ -54,6 +51,9 @@ class Notice:
     proxy: int = 0  # the random number of the node's proxy
     seen: int = 0  # the number of the last request that the coordinator got from it
     refused: int = 0  # requests that the proxy had refused, as far as the coordinator knew
+
+
+_decoder = msgspec.msgpack.Decoder(Notice)
 
 
 class AdmissionBoard:
@@ -119,11 +119,10 @@ class AdmissionBoard:
         line = self._lines[key]
         (version,) = _NUMBER.unpack_from(self._memory, line + _VERSION_AT)
         _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 1)
-        bound, reason, wait_s = notice.reached
-        refusal = (notice.retry_s, notice.apart_s, _BOUNDS.index(bound), wait_s)
-        known = (notice.proxy, notice.seen, notice.refused)
-        values = (notice.written_s, notice.requests, *refusal, *known, reason.encode()[:_REASON_BYTES])
-        _NOTICE.pack_into(self._memory, line + _NOTICE_AT, *values)
+        encoded = msgspec.msgpack.encode(notice)
+        assert len(encoded) <= _REFUSED_AT - _NOTICE_AT
+        _NUMBER.pack_into(self._memory, line + _LENGTH_AT, len(encoded))
+        self._memory[line + _NOTICE_AT : line + _NOTICE_AT + len(encoded)] = encoded
         _NUMBER.pack_into(self._memory, line + _VERSION_AT, version + 2)
 
     def read(self, key: bytes) -> Notice | None:
@@ -131,15 +130,12 @@ class AdmissionBoard:
         line = self._lines.get(key)
         if line is None:
             return None
-        start = line + _VERSION_AT
-        copied = self._memory[start : line + _REFUSED_AT]
-        (version,) = _NUMBER.unpack_from(copied)
-        if not version or version % 2 or _NUMBER.unpack_from(self._memory, start) != (version,):
+        copied = self._memory[line : line + _REFUSED_AT]
+        (version,) = _NUMBER.unpack_from(copied, _VERSION_AT)
+        if not version or version % 2 or _NUMBER.unpack_from(self._memory, line + _VERSION_AT) != (version,):
             return None
-        unpacked = _NOTICE.unpack_from(copied, _NUMBER.size)
-        written_s, requests, retry_s, apart_s, bound, wait_s, proxy, seen, refused, reason = unpacked
-        reached = Reached(_BOUNDS[bound], reason.rstrip(b"\0").decode(errors="replace"), wait_s)
-        return Notice(written_s, requests, reached, retry_s, apart_s, proxy, seen, refused)
+        (length,) = _NUMBER.unpack_from(copied, _LENGTH_AT)
+        return _decoder.decode(copied[_NOTICE_AT : _NOTICE_AT + length])
 
     def refused(self, key: bytes) -> int:
         return int(_NUMBER.unpack_from(self._memory, self._lines[key] + _REFUSED_AT)[0])

@@ -245,9 +245,9 @@ def _status(service: Service, placements: Mapping[str, Placement], *, uptime_s: 
 
 def _endpoint(service: Service, served: ServedEndpoint, servable: set[str]) -> EndpointStatus:
     metrics, statistics = service.metrics, asdict(service.metrics.statistics(served.name))
-    prompt_tokens = metrics.prompt_tokens(served.name)
+    prompt_tokens = metrics.prompt_tokens[served.name]
     totals = Totals(
-        requests=metrics.requests(served.name),
+        requests=metrics.requests[served.name],
         tokens=statistics.pop("committed"),
         prompt_tokens=prompt_tokens,
         cache_hit_rate=_rate(statistics["cached"], prompt_tokens),

@@ -132,9 +132,9 @@ class Metrics:
         """
         self.coordinator = coordinator
         self._registry = registry = CollectorRegistry()
-        self._requests: dict[int, _RequestState] = {}
-        self._started: Tally[str] = Tally()  # requests, by endpoint
-        self._prompts: Tally[str] = Tally()  # tokens of prompts that were computed or cached, by endpoint
+        self._states: dict[int, _RequestState] = {}  # by id
+        self.requests: Tally[str] = Tally()  # that have started, by endpoint
+        self.prompt_tokens: Tally[str] = Tally()  # of prompts that were computed or cached, by endpoint
         self.cache_queries = self.cache_hits = 0  # of the cache of answers
         self._finished: dict[str, Statistics] = {}  # of ended requests, by endpoint
         self._metrics: dict[str, Any] = {
@@ -151,17 +151,9 @@ class Metrics:
         }
         self._labelled: dict[tuple[str, ...], Any] = {}
 
-    def requests(self, endpoint: str) -> int:
-        """Count the requests to an endpoint that have started."""
-        return self._started[endpoint]
-
-    def prompt_tokens(self, endpoint: str) -> int:
-        """Count the tokens of prompts after which the first token has come."""
-        return self._prompts[endpoint]
-
     def statistics(self, endpoint: str) -> Statistics:
         """Return the statistics of all requests to an endpoint, those in progress included."""
-        running = (state.statistics for state in self._requests.values() if state.endpoint == endpoint)
+        running = (state.statistics for state in self._states.values() if state.endpoint == endpoint)
         return sum(running, self._finished.get(endpoint, Statistics()))
 
     def families(self) -> Sequence[Family]:
@@ -175,13 +167,13 @@ class Metrics:
             choices = by_prompt.setdefault(id(request.prompt), _Choices())
             choices.count += 1 if request.beams is None else request.beams.num_return_sequences
             choices.unfinished += 1
-            self._requests[request.request_id] = _RequestState(request.endpoint.name, since_s, choices)
+            self._states[request.request_id] = _RequestState(request.endpoint.name, since_s, choices)
 
     def record_start(self, request: Request) -> None:
         """Note that a request has left the queue."""
-        state = self._requests[request.request_id]
+        state = self._states[request.request_id]
         state.started_s = time.monotonic()
-        self._started[request.endpoint.name] += 1
+        self.requests[request.endpoint.name] += 1
         self._observe("vllm:request_queue_time_seconds", request, state.started_s - state.arrived_s)
         self._count("vllm:prompt_tokens", request, len(request.prompt))
         self._observe("vllm:request_prompt_tokens", request, len(request.prompt))
@@ -193,7 +185,7 @@ class Metrics:
 
     def record_delta(self, request: Request, delta: Delta) -> None:
         """Count a request's next delta."""
-        state = self._requests.get(request.request_id)
+        state = self._states.get(request.request_id)
         if delta.error is not None:
             self.record_failure(request, delta.error)
         elif state is not None:
@@ -217,7 +209,7 @@ class Metrics:
 
     def record_failure(self, request: Request, error: ConsortError | None) -> None:
         """Note that a request failed; ignored if it has ended before. error: None if its client hung up."""
-        state = self._requests.get(request.request_id)
+        state = self._states.get(request.request_id)
         if state is None:
             return
         self._forget(request)
@@ -250,7 +242,7 @@ class Metrics:
 
     def _count_prompt(self, request: Request, cached: int) -> None:
         tokens = len(request.prompt)
-        self._prompts[request.endpoint.name] += tokens
+        self.prompt_tokens[request.endpoint.name] += tokens
         self._count("vllm:prefix_cache_queries", request, tokens)
         self._count("vllm:prefix_cache_hits", request, cached)
         self._observe("vllm:request_prefill_kv_computed_tokens", request, tokens - cached)
@@ -314,7 +306,7 @@ class Metrics:
             self._observe("vllm:request_max_num_generation_tokens", request, choices.longest)
 
     def _forget(self, request: Request) -> None:
-        state = self._requests.pop(request.request_id)
+        state = self._states.pop(request.request_id)
         self._finished[state.endpoint] = self._finished.get(state.endpoint, Statistics()) + state.statistics
 
 
