@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 
 from decoding.errors import InvalidRequestError
 from deployments.apis.errors import ErrorBody
+from deployments.configuration.api_keys import ApiKey
 from deployments.configuration.values import Name
 from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.fields.strict import StrictModel, nearest
-from deployments.http.gate import admins_only
 
 if TYPE_CHECKING:
     from actors.replica.roles import Role
@@ -55,6 +55,14 @@ class Scaled(BaseModel):
 
     model: str
     replicas: int
+
+
+def admins_only(request: Request) -> None:
+    """FastAPI dependency that raises HTTPException if the API key is not an admin's."""
+    key: ApiKey = request.state.key
+    if not key.admin:
+        reason = f"the API key {key.name!r} may not; use an admin's, or set http.api_keys.{key.name}.admin: true"
+        raise HTTPException(HTTPStatus.FORBIDDEN, reason)
 
 
 def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share | None) -> None:

@@ -10,9 +10,8 @@ from deployments.admission.admission import Room
 from deployments.configuration.api_keys import ApiKey, KeyRing
 from deployments.endpoints.service import Service
 from deployments.http.doorkeeper import BOARD, NO_KEY, PASSED, STALE_S, AdmissionBoard, Notice
-from deployments.http.drain import Drain
 from deployments.http.head import authorization_of, is_generating, on_start
-from deployments.http.outcomes import log_refused
+from deployments.http.middleware import Drain, log_refused
 from deployments.monitoring.metrics import Outcome
 
 _LEAST_S = 0.02  # shortest time between two rounds of writing

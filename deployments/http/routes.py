@@ -37,10 +37,8 @@ from deployments.http.admin_routes import Share, add_adapter_routes
 from deployments.http.announcer import Announcer, AnnouncerMiddleware
 from deployments.http.answering import answer
 from deployments.http.bodies import EarlyRefusal, SmallBodyRoute, large_body_route
-from deployments.http.drain import Drain, DrainMiddleware
-from deployments.http.gate import Gate, HostCheck, cors_options
 from deployments.http.head import GENERATING, BaseUrls, base_url_names, resolve_model
-from deployments.http.outcomes import OutcomeMiddleware
+from deployments.http.middleware import Drain, DrainMiddleware, Gate, HostCheck, OutcomeMiddleware, cors_options
 from deployments.http.page import add_page
 from deployments.http.status import AskOthers, AskPlacements, add_status_routes
 

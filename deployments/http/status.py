@@ -20,8 +20,8 @@ from deployments.configuration.roles import roles_in
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.endpoints.templates import TemplateList
-from deployments.http.drain import Drain
 from deployments.http.live_metrics import exposition, own_metrics, shared_metrics
+from deployments.http.middleware import Drain
 from deployments.scaling.controller import Placement
 
 

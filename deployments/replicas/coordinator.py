@@ -74,7 +74,7 @@ class CoordinatorIngress:
         with uncollected():
             from ray.serve.context import _get_global_client
 
-            from deployments.http.drain import Drain
+            from deployments.http.middleware import Drain
 
         share_interpreter()
         return_idle_memory()
@@ -143,7 +143,7 @@ class CoordinatorIngress:
         from deployments.http.admin_routes import add_scaling_route
         from deployments.http.announcer import Announcer
         from deployments.http.doorkeeper import AdmissionBoard
-        from deployments.http.outcomes import log_requests
+        from deployments.http.middleware import log_requests
         from deployments.http.routes import Surroundings, make_api
 
         if self._http.access_log:

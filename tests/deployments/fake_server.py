@@ -15,7 +15,7 @@ from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.admin_routes import add_scaling_route
-from deployments.http.outcomes import log_requests
+from deployments.http.middleware import log_requests
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE

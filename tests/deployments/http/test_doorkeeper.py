@@ -24,7 +24,7 @@ from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.announcer import Announcer
 from deployments.http.doorkeeper import BOARD, NO_KEY, PASSED, AdmissionBoard, Doorkeeper, Notice
-from deployments.http.drain import Drain
+from deployments.http.middleware import Drain
 from deployments.http.routes import Surroundings, make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.deployments.http.test_overload import Families

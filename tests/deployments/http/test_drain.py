@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from actors.coordinator.request import Delta, Request
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.drain import Drain
+from deployments.http.middleware import Drain
 from deployments.http.routes import Surroundings, make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.deployments.http.test_proxy import serving

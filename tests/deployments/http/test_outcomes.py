@@ -23,7 +23,7 @@ from deployments.admission.bounds import Limits
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.outcomes import OutcomeMiddleware
+from deployments.http.middleware import OutcomeMiddleware
 from deployments.http.routes import make_api
 from deployments.monitoring.metrics import Outcome
 from deployments.replicas.coordinator import DisconnectMiddleware

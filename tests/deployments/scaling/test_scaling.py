@@ -21,7 +21,7 @@ from deployments.configuration.config import parse_config
 from deployments.configuration.model import ScalingConfig
 from deployments.configuration.paths import ROOT
 from deployments.http.admin_routes import add_scaling_route
-from deployments.http.gate import Gate
+from deployments.http.middleware import Gate
 from deployments.scaling import controller
 from deployments.scaling.controller import Placement, placement_of, placements, set_replicas, with_fixed_count
 
