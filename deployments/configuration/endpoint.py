@@ -145,8 +145,7 @@ class EndpointConfig(StrictModel):
     )
     min_members: int = Field(1, ge=1, description="With fewer members the request fails in any case.")
     member_timeout_ms: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Time limit of a member for a step (null: 30 s), or for all its candidates (null: 600 s).",
+        None, description="Time limit of a member for a step (null: 30 s), or for all its candidates (null: 600 s)."
     )
     member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Widest type in which the members' logits are sent."

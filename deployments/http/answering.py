@@ -10,16 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from actors.coordinator import request as actors_request
 from actors.coordinator.request import Delta
 from decoding.errors import ConsortError
-from deployments.apis.decoder import TokenDecoder
 from deployments.apis.resumable import LAST_EVENT_ID, ResumableWriter, last_event
 from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.endpoints.bounds import count_reported_tokens
@@ -35,24 +33,14 @@ _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_Body = TypeVar("_Body", bound=GenerationRequest, contravariant=True)
-
-
-class MakeWriter(Protocol[_Body]):
-    """Makes the writer of an API's answers."""
-
-    def __call__(
-        self,
-        body: _Body,
-        requests: list[actors_request.Request],
-        decoder: TokenDecoder,
-        *,
-        identity: AnswerIdentity,
-    ) -> Writer: ...
 
 
 async def answer(
-    service: Service, request: Request, body: _Body, make_writer: MakeWriter[_Body], thread: ThreadPoolExecutor
+    service: Service,
+    request: Request,
+    body: GenerationRequest,
+    make_writer: Callable[..., Writer],
+    thread: ThreadPoolExecutor,
 ) -> Response:
     """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status.
 

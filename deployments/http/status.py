@@ -165,11 +165,7 @@ AskPlacements = Callable[[], Awaitable[Mapping[str, Placement]]]  # by model
 
 
 def add_status_routes(
-    api: FastAPI,
-    service: Service,
-    drain: Drain,
-    ask_others: AskOthers | None,
-    ask_placements: AskPlacements | None,
+    api: FastAPI, service: Service, drain: Drain, ask_others: AskOthers | None, ask_placements: AskPlacements | None
 ) -> None:
     """Add /health, /ready, /version, /metrics, /v1/status and /v1/models."""
     created, began_s = int(time.time()), time.monotonic()

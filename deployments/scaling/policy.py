@@ -7,7 +7,10 @@ library and keeps its state in Serve's `policy_state`.
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 _SCALE_DOWN = 0.8  # a target goes only if the others would be used by at most this share of the target utilization
 _MAX_LAG, _MIN_LAG = 0.15, 0.03  # of targets' time spent waiting for drafts; above: one drafter more, below: one fewer
@@ -89,11 +92,7 @@ def _demand(loads: Sequence[ReplicaLoad], running: int) -> float:
 
 
 def count_drafters(
-    current: int,
-    targets: Sequence[ReplicaLoad],
-    drafters: Sequence[ReplicaLoad],
-    memory: DrafterMemory,
-    now_s: float,
+    current: int, targets: Sequence[ReplicaLoad], drafters: Sequence[ReplicaLoad], memory: DrafterMemory, now_s: float
 ) -> tuple[int, DrafterMemory]:
     """Return how many drafters to run, and the updated memory. One step up or down at a time, by the targets' lag.
 
@@ -132,29 +131,10 @@ def _worthwhile_step(current: int, lag: float, memory: DrafterMemory, since_s: f
     return -1 if lag < _MIN_LAG and (fewer is None or fewer < _MAX_LAG) else 0
 
 
-class Deployment(Protocol):
-    """A deployment: the parts of Serve's `AutoscalingContext` that are used here."""
-
-    deployment_name: str
-    target_num_replicas: int
-    current_num_replicas: int  # running ones
-    policy_state: dict[str, Any]
-    current_time: float | None
-
-    @property
-    def config(self) -> Any: ...  # Serve's DeploymentConfig
-    @property
-    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
-    @property
-    def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence[Any]]] | None: ...
-    @property
-    def total_queued_requests(self) -> float: ...
-
-
 _Id = TypeVar("_Id", bound=Hashable)
 
 
-def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_Id, dict[str, Any]]]:
+def scale(deployments: Mapping[_Id, "AutoscalingContext"]) -> tuple[dict[_Id, int], dict[_Id, dict[str, Any]]]:
     """Serve's application-level policy: return the number of replicas and the new state of each of our deployments."""
     counts: dict[_Id, int] = {}
     states: dict[_Id, dict[str, Any]] = {}
