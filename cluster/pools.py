@@ -44,7 +44,6 @@ class HostBook:
         self._path = path
 
     def taken(self) -> dict[str, Tags]:
-        """Return the tags of the hosts in use."""
         return self._read().taken
 
     def take(self, pool: Sequence[str], tags: Tags, count: int) -> list[str]:

@@ -27,7 +27,6 @@ class Client(TextModel):
 
     @cached_property
     def model(self) -> str:
-        """Name of the model that answers."""
         if self._wanted is not None:
             return self._wanted
         names = self.models()
@@ -36,7 +35,6 @@ class Client(TextModel):
         return names[0]
 
     def models(self) -> list[str]:
-        """Return the names of the server's models."""
         return [card["id"] for card in self._http.document("/v1/models")["data"]]
 
     def close(self) -> None:

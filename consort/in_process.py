@@ -82,7 +82,6 @@ class InProcessEndpoint:
             time.sleep(_READY_S)
 
     def close(self) -> None:
-        """End all loops. Requests in progress fail."""
         if self._is_open:
             self._is_open = False
             self._engine.__exit__(None, None, None)
@@ -98,7 +97,6 @@ class InProcessEndpoint:
         return [call.whole() for call in calls]
 
     def stream(self, route: Route, body: Body) -> Iterator[dict[str, Any]]:
-        """Return the chunks of an answer."""
         return self._stream(self._call(route, {**body, "stream": True}))
 
     def _call(self, route: Route, fields: Body) -> _Call:

@@ -119,17 +119,14 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Text of the first choice."""
         return self.choices[0].text
 
     @property
     def tool_calls(self) -> Sequence[ToolCall]:
-        """Tool calls of the first choice."""
         return self.choices[0].tool_calls
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> "Answer":
-        """Read a completion or a chat completion."""
         return Answer(
             choices=[_read_choice(choice) for choice in document["choices"]],
             prompt_tokens=document["usage"]["prompt_tokens"],
@@ -153,7 +150,6 @@ class Piece:
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> "Piece":
-        """Read a chunk with one choice."""
         (choice,) = document["choices"]
         delta = choice.get("delta", {})
         return Piece(

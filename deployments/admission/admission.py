@@ -80,7 +80,6 @@ class Admission:
         self.on_change: Callable[[], None] = lambda: None  # called when requests came, were refused or ended
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
-        """Number of waiting requests and of running requests, by endpoint."""
         waiting, running = Counter[str](), Counter[str]()
         for ticket in self._tickets.values():
             (running if ticket.state == "running" else waiting)[ticket.request.endpoint.name] += 1
@@ -157,13 +156,11 @@ class Admission:
             yield
 
     def check_bounds(self, key: ApiKey) -> None:
-        """Raise OverloadedError if the server or the key has no room for one more request."""
         reached = self._bounds.reached(Use(1), key, _now_s())
         if reached is not None:
             raise reached.error()
 
     def hold(self, key: ApiKey) -> AbstractContextManager[None]:
-        """Count a request that needs no model as in progress; raises OverloadedError as `check_bounds` does."""
         self.check_bounds(key)
         return self._bounds.hold(key)
 
@@ -286,7 +283,6 @@ class Admission:
         return self._loads[target].tokens_ahead(self._running[target].values(), before, self._slots(target))
 
     def _slots(self, target: str) -> int:
-        """How many requests run at once, as far as that is bounded."""
         return max(1, int(min(self._limit(target), self._limits.max_requests)))
 
     def _limit(self, target: str) -> float:

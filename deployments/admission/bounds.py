@@ -78,7 +78,6 @@ class Bounds:
 
     @property
     def holders(self) -> Collection[ApiKey]:
-        """Keys of the tickets."""
         return self._uses.keys()
 
     def count(self, ticket: Ticket, times: int) -> None:
@@ -91,7 +90,6 @@ class Bounds:
 
     @contextmanager
     def hold(self, key: ApiKey) -> Iterator[None]:
-        """Count a request that needs no model as in progress."""
         self._held[key] += 1
         try:
             yield
@@ -99,7 +97,6 @@ class Bounds:
             self._held[key] -= 1
 
     def take(self, key: ApiKey, use: Use, now_s: float) -> None:
-        """Count what begins in the key's minute."""
         if key.is_limited:
             self._rates_of(self._own(key)).take(use, now_s)
 
@@ -110,7 +107,6 @@ class Bounds:
             self._shared.begin(key, -unused)
 
     def _own(self, key: ApiKey) -> ApiKey:
-        """Return the key with the limits that hold at this coordinator."""
         return key if self._shared is None else self._shared.part_of(key)
 
     def _use_of(self, key: ApiKey) -> Use:

@@ -35,7 +35,6 @@ class Ticket:
 
     @property
     def tokens(self) -> int:
-        """Most tokens that its slot will hold."""
         return len(self.request.prompt) + self.request.params.max_tokens
 
     @property
@@ -80,7 +79,6 @@ class _Line:
         return total
 
     def count(self, ticket: Ticket, times: int) -> None:
-        """Count a ticket that waits from now on, or, with −1, no longer."""
         backlog = self.backlogs[ticket.priority]
         backlog += Backlog(times, times * ticket.request.params.max_tokens, times * ticket.tokens)
         if not backlog.requests:
@@ -120,7 +118,6 @@ class FairQueue:
         return ticket
 
     def remove(self, ticket: Ticket) -> None:
-        """Forget a ticket that waits no longer."""
         lines = self._lines[ticket.target]
         line = lines[ticket.key]
         line.count(ticket, -1)

@@ -70,7 +70,6 @@ class KeyRates:
         self._tokens = None if key.tokens_per_minute is None else RateLimit(key.tokens_per_minute)
 
     def reached(self, new: Use, now_s: float) -> Reached | None:
-        """Return the limit that the new requests would exceed; None: none."""
         if self._requests is not None and (wait_s := self._requests.wait_s(new.requests, now_s)):
             reason = "this API key has begun as many requests as it may in a minute"
             reason = f"{reason} ({self._setting}.requests_per_minute)."
@@ -81,7 +80,6 @@ class KeyRates:
         return None
 
     def take(self, use: Use, now_s: float) -> None:
-        """Count requests that begin, or give back."""
         for limit, amount in ((self._requests, use.requests), (self._tokens, use.tokens)):
             if limit is not None:
                 limit.take(amount, now_s)

@@ -36,7 +36,6 @@ class _Speed:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed; None: not known yet."""
         is_known = self._seen_s >= (_LEAST_S if self._has_answers else _ALONE_S)
         return self._tokens / self._request_s if is_known and self._tokens else None
 

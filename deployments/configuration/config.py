@@ -63,7 +63,6 @@ class ServerConfig(StrictModel):
         return self.models[target].adapter_slots if takes_more and is_parent else 0
 
     def heads_of(self, target: str) -> "HeadsSpec | None":
-        """Return the heads that a target's replicas load, if any."""
         named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)
         return next((heads.spec(name) for name, heads in named if heads is not None), None)
 

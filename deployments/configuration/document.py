@@ -41,7 +41,6 @@ class Mistakes:
         self._lines: list[str] = []
 
     def note(self, *lines: str) -> None:
-        """Remember mistakes."""
         self._lines += lines
 
     @contextmanager

@@ -115,7 +115,6 @@ class HeadsConfig(StrictModel):
     )
 
     def spec(self, endpoint: str) -> "HeadsSpec":
-        """Return what a replica loads, with the path on this machine."""
         from engine.heads.proposer import HeadsSpec
 
         values = self.model_dump() | {"path": locate(self.path)}
@@ -254,12 +253,10 @@ class EndpointConfig(StrictModel):
 
     @property
     def drafts(self) -> bool:
-        """Whether anything drafts for the endpoint."""
         return self.drafter is not None or self.ngram is not None or self.heads is not None
 
     @property
     def others(self) -> list[str]:
-        """The members except the leader."""
         return [self.amateur] if self.amateur is not None else self.members[1:]
 
     @property
@@ -273,7 +270,6 @@ class EndpointConfig(StrictModel):
         return [self.expert or "", *self.others] if self.expert is not None else self.members or [self.target]
 
     def named_models(self) -> list[tuple[str, str]]:
-        """Return all models that it names, each with the key."""
         if self.kind == "contrastive":
             answering = [("expert", self.expert), ("amateur", self.amateur)]
         else:

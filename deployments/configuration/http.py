@@ -132,13 +132,11 @@ class HttpConfig(StrictModel):
     )
 
     def add_key(self, name: str, key: ApiKeyConfig) -> None:
-        """Add a key; raises ConfigError if the name is taken."""
         if name in self.api_keys:
             raise ConfigError(f"http.api_keys.{name}: another key has this name; choose another name")
         self.api_keys[name] = key
 
     def key_ring(self) -> KeyRing:
-        """Return all keys. The secrets must have been digested."""
         return KeyRing(key.api_key(name) for name, key in self.api_keys.items())
 
     def guarded(self, *, insecure: bool = False) -> "HttpConfig":

@@ -24,7 +24,6 @@ class AdaptationConfig(StrictModel):
     learning_rate: float = Field(5e-4, gt=0, le=0.1, description="Of AdamW.")
 
     def options(self) -> "AdaptationOptions":
-        """Return what a replica starts its learner with."""
         from actors.loops.adaptation import AdaptationOptions  # not before a replica needs it
 
         return AdaptationOptions(module=f"{_TRAINING}.adaptation", **self.model_dump())
@@ -149,12 +148,10 @@ class ModelConfig(StrictModel):
 
     @property
     def adapter_slots(self) -> int:
-        """The most adapters that requests can choose from."""
         return len(self.adapters) + self.adapters_at_run_time
 
     @property
     def processes(self) -> int:
-        """Number of processes of the model, each with its own resources."""
         return self.replicas * self.tensor_parallel
 
     @property
@@ -165,7 +162,6 @@ class ModelConfig(StrictModel):
         return is_converted(locate(self.path), self.dtype)
 
     def spec(self, name: str) -> "ModelSpec":
-        """Return what a replica loads, with the path on this machine."""
         from engine.loading.checkpoint import ModelSpec  # imports torch, which only replicas have to
 
         shared = {field.name for field in fields(ModelSpec)} & set(type(self).model_fields)

@@ -43,7 +43,6 @@ class PromptTemplate:
 
     @property
     def shows_examples(self) -> bool:
-        """Whether the template has a place for few-shot examples."""
         return EXAMPLES in self.variables
 
     def render(self, variables: Mapping[str, Any], *, field: str = "variables") -> str:

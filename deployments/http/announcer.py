@@ -37,7 +37,6 @@ class Announcer:
         service.admission.on_change = self.update
 
     def see(self, headers: Headers) -> None:
-        """Take note of a request that has a proxy's header."""
         key = self._keys.find(authorization_of(headers))
         if key is None:
             return

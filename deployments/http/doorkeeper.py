@@ -90,7 +90,6 @@ class AdmissionBoard:
 
     @property
     def name(self) -> str:
-        """The name by which other processes of the node find the board."""
         return ".".join(map(str, msgspec.structs.astuple(self._offer)))
 
     @property

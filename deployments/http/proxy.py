@@ -134,11 +134,9 @@ class _Response:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another response can complete it."""
         return not self.has_begun or (self.is_stream and (self.last_id is not None or not self.bytes))
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the first response."""
         if message["type"] == "http.response.start":
             self.has_begun = True
             self.is_stream = _is_stream(message)

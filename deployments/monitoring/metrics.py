@@ -86,7 +86,6 @@ class Outcome:
 
     @staticmethod
     def from_error(error: Exception) -> "Outcome":
-        """Return the outcome of a request that ended with the error."""
         match error:
             case OverloadedError():
                 return Outcome(error.bound, refused=True)
@@ -170,7 +169,6 @@ class Metrics:
             self._states[request.request_id] = _RequestState(request.endpoint.name, since_s, choices)
 
     def record_start(self, request: Request) -> None:
-        """Note that a request has left the queue."""
         state = self._states[request.request_id]
         state.started_s = time.monotonic()
         self.requests[request.endpoint.name] += 1
@@ -184,7 +182,6 @@ class Metrics:
         self._metrics["vllm:iteration_tokens_total"].labels(endpoint, ENGINE).observe(tokens)
 
     def record_delta(self, request: Request, delta: Delta) -> None:
-        """Count a request's next delta."""
         state = self._states.get(request.request_id)
         if delta.error is not None:
             self.record_failure(request, delta.error)
@@ -201,7 +198,6 @@ class Metrics:
                 self._finish_choice(request, state.choices, [delta, *delta.others])
 
     def record_cache(self, request: Request, *, hit: bool) -> None:
-        """Count a look-up in the cache of answers."""
         self.cache_queries += 1
         self.cache_hits += hit
         self._metrics["consort:answer_cache_queries"].labels(request.endpoint.name).inc()

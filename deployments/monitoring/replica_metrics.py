@@ -105,7 +105,6 @@ class LoadMeter:
         self._queues[coordinator] = queued, self._clock()
 
     def count_coordinators(self) -> int:
-        """Return how many coordinators are alive."""
         return len(self._live_queues())
 
     def measure(self, report: Report, times: LoopTimes) -> ReplicaLoad:

@@ -64,7 +64,6 @@ class RequestTracer:
         return replace(request, timeline=timeline)
 
     def mark_admitted(self, request: Request) -> None:
-        """Note that a request has left the queue."""
         if request.timeline is not None:
             request.timeline.admitted_ns = time.time_ns()
 
@@ -81,7 +80,6 @@ class RequestTracer:
         span.end()
 
     def shut_down(self) -> None:
-        """Send the spans that are left."""
         self._provider.shutdown()
 
     def _record(self, timeline: Timeline, parent: Context) -> None:

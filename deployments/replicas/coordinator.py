@@ -104,7 +104,6 @@ class CoordinatorIngress:
     def _start_service(
         self, config: ServerConfig, on_demand: set[str], ledger: DeploymentHandle[KeyLedger] | None
     ) -> "Service":
-        """Start the coordinator's loop, without replicas yet, and return the service on top of it."""
         with uncollected():
             from actors.coordinator.loop import Coordinator
             from actors.loops.thread import LoopThread

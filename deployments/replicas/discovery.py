@@ -56,7 +56,6 @@ class Discovery:
         self._known: dict[str, list[ReplicaAddress]] = {model: [] for model in ask}
 
     async def poll_all(self) -> None:
-        """Ask every model's deployment once."""
         await asyncio.gather(*map(self.poll, self._ask))
 
     async def run(self) -> None:
@@ -70,7 +69,6 @@ class Discovery:
         await asyncio.gather(*map(poll_repeatedly, self._ask))
 
     async def poll(self, model: str) -> None:
-        """Ask one model's deployment once."""
         answered: set[str] = set()
         try:
             answers = await self._ask[model]()
@@ -145,7 +143,6 @@ class AdapterExchange:
         self._adapters, self._handles = adapters, handles
 
     async def share(self) -> None:
-        """Tell the other coordinators and the replicas at once."""
         await asyncio.gather(self._exchange(coordinators()), self.sync())
 
     async def sync(self) -> None:

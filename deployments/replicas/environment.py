@@ -74,7 +74,6 @@ class StandbyRouter(FIFOMixin, RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replica that serves. Called by Serve for every request."""
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         if self._serving not in by_id:
             self._serving = min(by_id, key=str)
