@@ -26,8 +26,8 @@ from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.document import Mistakes
 from deployments.configuration.paths import IS_CHECKOUT
 from deployments.fields.loopback import DEFAULT_URL
+from deployments.planning.devices import has_room_for_standby, prefer_gpus, this_machine
 from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
-from deployments.planning.machine import has_room_for_standby, prefer_gpus, this_machine
 
 _console = Console(highlight=False)
 

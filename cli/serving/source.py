@@ -18,8 +18,8 @@ from deployments.configuration.config import ServerConfig, load_config, parse_co
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig
 from deployments.configuration.paths import PACKAGE, locate, parameter_count, positions_of, read_header
+from deployments.planning.devices import Machine
 from deployments.planning.hub import Snapshot
-from deployments.planning.machine import Machine
 from deployments.planning.model_server import BUNDLED
 from deployments.planning.plan import GIB, Assignment, Plan, plan_server, planned
 

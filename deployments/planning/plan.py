@@ -9,9 +9,8 @@ from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import locate, naming
 from deployments.configuration.roles import REPLICA_KEYS
-from deployments.planning.devices import CPU, Demand, DeviceShare, share_gpus
+from deployments.planning.devices import CPU, Demand, DeviceShare, Machine, share_gpus
 from deployments.planning.hub import Snapshot
-from deployments.planning.machine import Machine
 from deployments.planning.model_size import size_of
 from engine.loading.host import AUTO_SLOTS, CPU_SHARE, PREFILL_CHUNK, USABLE
 

@@ -15,8 +15,8 @@ from cli.serving import server
 from decoding.errors import UnavailableError
 from deployments.configuration.config import load_config
 from deployments.configuration.paths import ROOT
-from deployments.planning import machine
-from deployments.planning.machine import Gpu, Machine, this_machine
+from deployments.planning import devices
+from deployments.planning.devices import Gpu, Machine, this_machine
 from deployments.planning.plan import GIB
 
 TARGET, DRAFTER = str(ROOT / "models" / "target"), str(ROOT / "models" / "drafter")
@@ -83,8 +83,8 @@ def test_what_this_machine_lacks_is_said_before_anything_else(tmp_path: Path, mo
 
 def test_gpus_that_nvidia_smi_does_not_tell_are_left_to_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "this_machine", this_machine)
-    monkeypatch.setattr(machine, "_gpus", list)
-    monkeypatch.setattr(machine, "_DEVICES", tmp_path)
+    monkeypatch.setattr(devices, "_visible_gpus", tuple)
+    monkeypatch.setattr(devices, "_DEVICES", tmp_path)
     file = tmp_path / "c.yaml"
     file.write_text(
         f"models: {{m: {{path: {TARGET}, num_gpus: 1}}}}\nendpoints: {{e: {{target: m}}}}\n", encoding="utf-8"

@@ -13,7 +13,7 @@ from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import ROOT
-from deployments.planning.machine import Gpu, Machine
+from deployments.planning.devices import Gpu, Machine
 from deployments.planning.model_server import ModelServer
 from deployments.planning.model_size import size_of
 from deployments.planning.plan import GIB, demands_of, give_cluster_gpus, plan_server, planned

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decoding.errors import ConfigError
-from deployments.planning.devices import Demand
-from deployments.planning.machine import Gpu, Machine
+from deployments.planning.devices import Demand, Gpu, Machine
 from deployments.planning.model_size import ModelSize
 from deployments.planning.plan import GIB, Assignment, Plan, make_plan
 
