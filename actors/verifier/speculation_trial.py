@@ -62,8 +62,7 @@ class _Window:
         self.total_work_s += work_s
         if not self.settled:
             drafters_follow = drafted if self.speculating else not offered
-            late = self.steps >= 4 * _SETTLING_STEPS and self.total_s >= self.catch_up_s
-            self.settled = late or (drafters_follow and self.steps >= _SETTLING_STEPS)
+            self.settled = self.steps >= (1 if drafters_follow else 4) * _SETTLING_STEPS
             self.steps *= not self.settled
             return
         self.drafted_steps += drafted
@@ -150,7 +149,6 @@ class SpeculationTrial:
 
     @property
     def is_trying(self) -> bool:
-        """Whether the current mode is only a trial."""
         return self._window.trying
 
     @property
@@ -208,7 +206,6 @@ class SpeculationTrial:
             self._open(not window.speculating, trying=True)
 
     def _may_try(self) -> bool:
-        """Whether it is time to try the other mode."""
         window, evidence = self._window, self._evidence.get(self._size)
         if not window.has_shown_enough(self._plain_speed if window.speculating else 0.0):
             return False
@@ -225,7 +222,6 @@ class SpeculationTrial:
 
     @property
     def _expected_catch_up_s(self) -> float:
-        """The seconds that are lost until drafters draft again."""
         return self._catch_up_share * (self._window.catch_up_s if self._window.speculating else self._catch_up_s)
 
     def _learn_catch_up(self, window: _Window) -> None:
@@ -261,7 +257,6 @@ class SpeculationTrial:
 
     @property
     def _may_lose_s(self) -> float:
-        """The seconds after which a trial is broken off."""
         return max(self._credit_s, _PATIENCE * max(self._expected_loss_s, _FIRST_S))
 
     @property
@@ -305,7 +300,6 @@ class SpeculationTrial:
         self._open(winner, trying=False)
 
     def _charge(self, tried: bool, loss_s: float) -> None:
-        """Count the loss of a trial. tried: whether it speculated."""
         loss_by_mode = self._evidence[self._size].loss_s
         catch_up_s = self._catch_up_share * self._window.catch_up_s
         loss_by_mode[tried] = loss_by_mode.get(tried, 0.0) + max(0.0, loss_s - catch_up_s)
@@ -329,8 +323,6 @@ class SpeculationTrial:
         if size < self._size and max(self._visit_steps, self._away_steps) < _SHORT_VISIT_STEPS:
             return
         self._visit_steps = self._away_steps = 0
-        if self._window.trying and self._window_before is not None and self._size in self._evidence:
-            self._charge(self._window.speculating, self._window.loss_s(self._window_before.speed))
         self._size, self._window_before = round(size), None
         if self._size not in self._evidence:
             self._inherit()
