@@ -96,10 +96,12 @@ class Dispatch:
 
     def attach_drafter(self, active: ActiveRequest) -> None:
         """Assign a drafter if the request wants one, has none, and there is one."""
-        endpoint, request_id = active.request.endpoint, active.request.request_id
-        if active.target is None or active.drafter is not None or endpoint.drafter is None or not active.wants_drafter:
-            return
-        active.drafter = self._replica_table.assign(endpoint.drafter, request_id)
+        drafter = active.request.endpoint.drafter
+        if active.target is not None and active.drafter is None and drafter is not None and active.wants_drafter:
+            self._assign_drafter(active, drafter)
+
+    def _assign_drafter(self, active: ActiveRequest, model: str) -> None:
+        active.drafter = self._replica_table.assign(model, active.request.request_id)
         if active.drafter is not None:
             self.announce_drafter(active)
             self._admit_to_drafter(active)
@@ -167,9 +169,7 @@ class Dispatch:
         elif active.target is not None and active.drafter == name and drafter is not None:
             self._outbox.put(name, Cancel(request_id))
             self._replica_table.release(name, request_id)
-            active.drafter = self._replica_table.assign(drafter, request_id)
-            self.announce_drafter(active)
-            self._admit_to_drafter(active)
+            self._assign_drafter(active, drafter)
 
     def _update_members(self, active: ActiveRequest, now_s: float) -> None:
         """Start again if a member should move; else drop leaving members where the quorum permits."""

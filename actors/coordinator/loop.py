@@ -1,7 +1,6 @@
 """The coordinator: admits requests, assigns them to replicas, streams committed text, replaces lost replicas.
 
-It holds the authoritative state of a request: prompt, parameters, committed tokens. So any replica can be replaced at
-any time.
+It has all that a request's text depends on, so any replica can be replaced at any time.
 """
 
 import logging
@@ -220,11 +219,7 @@ class Coordinator:
             self._end(active.request.request_id)
 
     def _reconcile(self, name: str, report: Report) -> None:
-        """Correct what a replica works on after lost messages.
-
-        A request counts as missing, or its drafter as wrong, after two such reports in a row. The first may have
-        crossed a message.
-        """
+        """Correct what a replica works on after lost messages, which two reports in a row must show."""
         strays, lost = self._replica_table.find_discrepancies(name, report)
         for request_id in strays:
             self._outbox.put(name, Cancel(request_id))

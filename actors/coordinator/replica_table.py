@@ -1,11 +1,8 @@
 """Replicas by model, load and signs of life: where requests go, and which should move.
 
-A prompt goes to a target that has read its beginning. Prompts are known by hashes of a few of their prefixes, whose
-lengths grow by a quarter: some forty for 100 000 tokens.
-
-There are two signs of life. A replica's loop sends messages between turns, and a turn of a slow model takes long. Its
-process passes health checks during a turn, too. A replica that does neither for HANG_S hangs. A healthy one may be
-silent for longer: a multiple of the longest silence of its model so far.
+A prompt goes to a target that has read its beginning, which is known by hashes of a few prefixes. A replica hangs if
+its loop sends nothing and its process passes no health check for HANG_S. The loop alone may be silent for a multiple of
+the longest silence of its model so far, since a turn of a slow model takes long.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Chains of several draft tokens per row, run without a round trip to the host for each token.
 
-A chain's state is in memory of the device, and a step changes it. On a GPU a step is one graph, which depends on the
-number of rows alone, and a chain of n tokens is n replays.
+On a GPU a step is one graph that changes the chains' state on the device; a chain of n tokens is n replays.
 """
 
 import math

@@ -1,7 +1,6 @@
 """A request on a drafter whose target has another tokenizer: both follow the same text, each in its own tokens.
 
-The tree of drafts is in the drafter's tokens. Offers are in the target's tokens, translated through text. A token that
-depends on how a word continues is offered with a lower probability.
+The tree of drafts is in the drafter's tokens, offers are in the target's, translated through text.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The drafter loop: draft ahead of the verdicts, up to a bounded lookahead, and offer new drafts.
 
-It samples from its own distribution with the target's noise and parameters, so that its tokens tend to be the target's.
-With spare capacity it also drafts alternatives, the most probable first. Then the draft after a disagreement is at the
-target before the disagreement is known (Kumar, Dao, May, arXiv 2603.03251).
+It samples from its own distribution with the target's noise and parameters. With spare capacity it also drafts
+alternatives, so that the draft after a disagreement is there before the disagreement is known (Kumar, Dao, May, arXiv
+2603.03251).
 """
 
 import logging
@@ -296,26 +296,15 @@ def _rank(
     batch: SamplingBatch,
     draft_mapping: DraftMapping | None,
 ) -> list[DraftChoice]:
-    """Rank tokens with the target's noise; return the best, and how clearly the first leads."""
+    """Rank tokens with the noise of the target's tokens with the same strings."""
     if draft_mapping is None:
         tokens, scores = rank(logits, batch, RANKS)  # [N, RANKS]
     else:
-        scores, tokens = _mapped_scores(rows, nodes, logits, batch, draft_mapping).topk(RANKS, dim=-1)
+        plain = process(logits.float().masked_fill(draft_mapping.impossible, -math.inf), batch)  # [N, V]
+        keys = [noise_key(row.params.seed, row.position_below(node)) for row, node in zip(rows, nodes, strict=True)]
+        noisy = gumbel(tensor_on(logits.device, keys, torch.int32), draft_mapping.noise_ids).add_(plain)
+        scores, tokens = torch.where((batch.temperature == 0)[:, None], plain, noisy).topk(RANKS, dim=-1)
     return [DraftChoice.ranked(*best) for best in zip(tokens.tolist(), scores.tolist(), strict=True)]
-
-
-def _mapped_scores(
-    rows: Sequence[DrafterRow],
-    nodes: Sequence[DraftNode],
-    logits: Tensor,
-    batch: SamplingBatch,
-    draft_mapping: DraftMapping,
-) -> Tensor:
-    """Return [N, V] scores. A token gets the noise of the target's token with the same string."""
-    scores = process(logits.float().masked_fill(draft_mapping.impossible, -math.inf), batch)
-    keys = [noise_key(row.params.seed, row.position_below(node)) for row, node in zip(rows, nodes, strict=True)]
-    noisy = gumbel(tensor_on(logits.device, keys, torch.int32), draft_mapping.noise_ids).add_(scores)
-    return torch.where((batch.temperature == 0)[:, None], scores, noisy)
 
 
 def _draw(

@@ -1,7 +1,6 @@
 """A member's row whose tokenizer differs from the leader's.
 
-It reads the text and every draft in its own tokens, and replies in the leader's. Its tokens depend on the text alone,
-so its logits do, too, whatever was drafted before.
+It reads the text and every draft in its own tokens, and replies in the leader's.
 """
 
 from collections.abc import Sequence

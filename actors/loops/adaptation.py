@@ -1,8 +1,7 @@
 """A drafter's side of its online adaptation: what its learner gets, when it may work, and what is published.
 
-After Liu et al. 2023, "Online speculative decoding", arXiv 2310.07177. Drafts are hints, so no weights can change a
-text. The learner runs in a process of its own, and they exchange messages over its pipes: a length of 4 bytes, and
-msgpack.
+After Liu et al. 2023, "Online speculative decoding", arXiv 2310.07177. The learner runs in a process of its own;
+messages on its pipes are a length of 4 bytes, and msgpack.
 """
 
 import logging
@@ -15,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 import msgspec
 
@@ -82,8 +81,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 ToLearner = Begin | Texts | Work | Pause
 FromLearner = Checked | Failed
 
+M = TypeVar("M")
+
 _encoder = msgspec.msgpack.Encoder()
-_to_learner: msgspec.msgpack.Decoder[ToLearner] = msgspec.msgpack.Decoder(ToLearner)
+to_learner: msgspec.msgpack.Decoder[ToLearner] = msgspec.msgpack.Decoder(ToLearner)
 _from_learner: msgspec.msgpack.Decoder[FromLearner] = msgspec.msgpack.Decoder(FromLearner)
 
 
@@ -94,25 +95,12 @@ def write_message(stream: IO[bytes], message: ToLearner | FromLearner) -> None:
     stream.flush()
 
 
-def read_for_learner(stream: IO[bytes]) -> ToLearner | None:
-    """Return the next message to a learner; None at the end. Waits for it."""
-    data = _read(stream)
-    return None if data is None else _to_learner.decode(data)
-
-
-def read_from_learner(stream: IO[bytes]) -> FromLearner | None:
-    """Return the next message from a learner; None at the end. Waits for it."""
-    data = _read(stream)
-    return None if data is None else _from_learner.decode(data)
-
-
-def _read(stream: IO[bytes]) -> bytes | None:
+def read_message(stream: IO[bytes], decoder: msgspec.msgpack.Decoder[M]) -> M | None:
+    """Return the next message; None at the end. Waits for it."""
     head = stream.read(_LENGTH_BYTES)
-    if len(head) < _LENGTH_BYTES:
-        return None
     size = int.from_bytes(head, "big")
-    data = stream.read(size)
-    return data if len(data) == size else None
+    data = stream.read(size) if len(head) == _LENGTH_BYTES else b""
+    return decoder.decode(data) if data and len(data) == size else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +183,10 @@ class Adaptation:
             learner.send(Work() if idle else Pause())
             self._working = idle
 
-    def _handle(self, message: FromLearner) -> None:
-        match message:
-            case Checked():
-                self._check(message)
-            case Failed(reason):
-                self._end(reason)
-
-    def _check(self, checked: Checked) -> None:
+    def _handle(self, checked: FromLearner) -> None:
+        if isinstance(checked, Failed):
+            self._end(checked.reason)
+            return
         updates = self.state.updates
         if checked.folder is not None:
             try:
@@ -252,12 +236,7 @@ class LearnerProcess:
         self._outbox.put(message)
 
     def receive(self) -> list[FromLearner]:
-        messages: list[FromLearner] = []
-        while True:
-            try:
-                messages.append(self._received.get_nowait())
-            except Empty:
-                return messages
+        return [self._received.get() for _ in range(self._received.qsize())]  # nobody else takes any
 
     def close(self) -> None:
         """End the process, and remove its files."""
@@ -274,6 +253,6 @@ class LearnerProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        while (message := read_from_learner(self._process.stdout)) is not None:
+        while (message := read_message(self._process.stdout, _from_learner)) is not None:
             self._received.put(message)
         self._received.put(Failed("the learner's process has ended"))

@@ -132,10 +132,9 @@ class Scheduler(Generic[R]):
 
 
 def _divide(rows: Sequence[R], tokens: int) -> Iterator[Share[R]]:
-    """Divide so many tokens among rows that read texts.
+    """Divide so many tokens among rows that read texts: those with the least to read come first.
 
-    Those that have the least to read come first, so a short text does not wait for a long one. But half is kept for the
-    row that arrived first, so what arrives later at most doubles the turns until a text has been read.
+    Half is kept for the row that arrived first, so others at most double the turns until it has been read.
     """
     if not rows:
         return

@@ -150,10 +150,7 @@ class Replica:
 
 
 def _estimate_prefill(runner: Runner, tokens: int) -> float:
-    """Estimate the seconds of one prefill chunk, the longest work of a turn.
-
-    On a CPU from a part of it: the whole would delay the start. On a GPU it is quick, and its memory is needed later.
-    """
+    """Estimate the seconds of a prefill chunk, the longest work of a turn: on a CPU from a part, to start soon."""
     parts = _PREFILL_PARTS if runner.device.type == "cpu" else 1
     began_s = time.perf_counter()
     row = RowInput(slot=0, start=0, tokens=[0] * -(-tokens // parts), wanted=1)

@@ -28,8 +28,10 @@ class SharedWeightsLoop:
         drafter_runner = runner.shared_copy()
         self._link = link
         connections: Counter[str] = Counter()
-        self._target_link = _SharedLink(link, self._receive_for_target, self._combined_report, connections)
-        self._drafter_link = _SharedLink(link, self._receive_for_drafter, lambda peer, report: None, connections)
+        self._target_link = _SharedLink(link, self._receive_for_target, self._report, connections)
+        self._drafter_link = _SharedLink(
+            link, lambda timeout_s: self._receive(0.0), lambda peer, report: None, connections
+        )
         self._target = Target(runner, self._target_link, options)
         self._drafter = Drafter(drafter_runner, self._drafter_link, options)
 
@@ -49,9 +51,6 @@ class SharedWeightsLoop:
         """Receive for both; wait as long as the target allows, if the drafter has nothing to do."""
         self._receive(min(timeout_s, 0.0 if self._drafter_link.inbox else self._drafter.timeout_s()))
 
-    def _receive_for_drafter(self, timeout_s: float) -> None:
-        self._receive(0.0)
-
     def _receive(self, timeout_s: float) -> None:
         for envelope in self._link.receive(timeout_s):
             for link in self._receivers(envelope[1]):
@@ -66,7 +65,7 @@ class SharedWeightsLoop:
             case _:
                 return [self._target_link]
 
-    def _combined_report(self, peer: str, report: Report) -> Report:
+    def _report(self, peer: str, report: Report) -> Report:
         return _combine(report, self._drafter.load(peer))
 
 

@@ -1,6 +1,6 @@
 """The adapters of one target: which LoRA weights are in which slot of its layers, and which rows run with them.
 
-Weights are read in a thread beside the loop, and stay until a slot is needed. Knows nothing of messages.
+Weights are read in a thread beside the loop, and stay until a slot is needed.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class AdapterTable:
             raise InvalidRequestError(f"the target takes no adapters, such as {adapter.name!r}", field="model")
         held = self._held.pop(adapter.version, None)
         if held is None:
-            held = _Held(None, self._read_weights(adapter))
+            held = _Held(None, self._pool.submit(self._load, self._lora, adapter))
         self._held[adapter.version] = held
         held.rows.add(row)
         row.adapter_slot = None if held.is_leaving else held.slot
@@ -95,11 +95,7 @@ class AdapterTable:
         return failed
 
     def _find_slot(self, held: _Held) -> None:
-        """Put weights that were read into a slot, now or in a later turn.
-
-        While they wait, one adapter in use takes no new rows. So nobody is passed by others for ever, and the rows that
-        came meanwhile run together.
-        """
+        """Put weights into a slot, now or in a later turn: until then one adapter in use takes no new rows."""
         slot = self._free_slot()
         if slot is not None:
             assert held.reading is not None
@@ -134,10 +130,6 @@ class AdapterTable:
         for row in self._held.pop(version).rows:
             self.begin(row)
         return slot
-
-    def _read_weights(self, adapter: Adapter) -> Future[LoraWeights]:
-        assert self._lora is not None
-        return self._pool.submit(self._load, self._lora, adapter)
 
     def _load(self, lora: LoraLayers, adapter: Adapter) -> LoraWeights:
         try:

@@ -1,8 +1,7 @@
 """A drafter colocated with a target: on the same device, in the same thread, alternating with the target.
 
-Each row gets exactly one draft per step and none ahead of verification, because drafting delays the step. In return, no
-message travels between processes, and each model has the whole device while it runs. Prompts are read beside the
-target's chunks, so the first step after them has a draft.
+Each row gets one draft per step and none ahead of verification, because drafting delays the step. Prompts are read
+beside the target's chunks, so the first step after them has a draft.
 """
 
 from collections.abc import Callable, Iterable, Sequence

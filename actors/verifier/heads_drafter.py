@@ -75,10 +75,6 @@ class HeadsDrafter(Proposer):
             self.token_s = (time.perf_counter() - began_s) / length
         return {row.key for row in rows}
 
-    def begin_step(self) -> None:
-        """Forget what an earlier forward ran: it may have been undone."""
-        self._ran = []
-
     def note_step(self, writers: Sequence[TargetRow | None], inputs: Sequence[Sequence[RowInput]]) -> None:
         """Note what a forward ran. writers: the row of each share, if it writes a text of its own."""
         counts = [sum(len(run.tokens) for run in runs) for runs in inputs]

@@ -176,11 +176,7 @@ class EnsembleLeader:
                 self._drop(row, ensemble, replica, f"failed: {error}")
 
     def _drop(self, row: TargetRow, ensemble: EnsembleRounds, replica: str, reason: str) -> None:
-        """Go on without a member.
-
-        Raises:
-            UnavailableError: the ensemble can't go on without it.
-        """
+        """Go on without a member. Raises UnavailableError if the ensemble can't."""
         if replica in ensemble.others:
             self._release((row.key[1], replica))
             ensemble.drop(replica, reason)

@@ -1,8 +1,7 @@
 """The target loop: draft, verify, commit. It waits for a draft only as long as the draft is worth.
 
-It trusts no message: its own samples confirm or reject drafts, and a request is only tokens to continue. It knows
-nothing of text, HTTP or which drafter made a draft. As the leader of an ensemble it samples from the blend of all
-members; as a member it computes logits for leaders, in the same batches.
+It trusts no message: its own samples confirm or reject drafts. As the leader of an ensemble it samples from the blend
+of all members; as a member it computes logits for leaders, in the same batches.
 """
 
 import time
@@ -105,9 +104,8 @@ class Target:
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
         if self._heads is not None:
-            self._heads.begin_step()
-            if self._rows.drafting:
-                self._heads.note_step([self._rows.writer(share.row.key) for share in shares], inputs)
+            writers = [self._rows.writer(share.row.key) for share in shares] if self._rows.drafting else []
+            self._heads.note_step(writers, inputs)
         verifications = self._take(shares, inputs, logits)
         wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()

@@ -1,10 +1,6 @@
 """Proposers: their interface, the two that delay no step, and the choice of those that are asked before a step.
 
-Drafters in other processes and n-gram look-up delay no step; a colocated drafter (`colocated_drafter.py`) and heads
-(`heads_drafter.py`) do. The arms of the choice are the sets of these, for each number of rows. The arm with the highest
-upper bound of tokens per second is used, by measured times. A step whose drafts come from several proposers tells what
-each smaller set would have brought, so only larger sets need trials (bandits with side observations: Mannor and Shamir,
-arXiv 1106.2436).
+A colocated drafter (`colocated_drafter.py`) and heads (`heads_drafter.py`) delay the step.
 """
 
 import math
@@ -18,7 +14,7 @@ from actors.loops.row import Row, RowKey, ServedRow
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.messages import Admit
 from decoding.drafts.draft import Draft, ProposerName
-from decoding.drafts.ngram import NgramProposer, NgramProposers
+from decoding.drafts.ngram import MatchCalibration, NgramProposer, NgramStore
 from decoding.drafts.verification import Verdict
 
 _READ_AHEAD = 16_384  # tokens that look-up reads in a turn, all rows together: long texts must not hold up other rows
@@ -89,13 +85,23 @@ class NgramLookup(Proposer):
     name: ProposerName = "ngram"
 
     def __init__(self, rows: TargetRows) -> None:
-        self._rows, self._lookups = rows, NgramProposers()
+        self._rows, self._calibration, self._store = rows, MatchCalibration(), NgramStore()
 
     def make(self, admit: Admit) -> NgramProposer | None:
-        if admit.ngram is None or not admit.draft_length:
+        """Return the look-up of a request, if it wants one.
+
+        Under rejection sampling, requests with the same seed must not influence each other's drafts.
+        """
+        options = admit.ngram
+        if options is None or not admit.draft_length:
             return None
-        private = admit.params.rejects or bool(admit.cache_salt)
-        return self._lookups.make(admit.ngram, admit.draft_length, private=private)
+        shares = options.shared and not admit.params.rejects and not admit.cache_salt
+        return NgramProposer(
+            options.longest,
+            draft_length=admit.draft_length,
+            calibration=self._calibration,
+            store=self._store if shares else None,
+        )
 
     def drafts_for(self, row: TargetRow) -> bool:
         return row.drafts.lookup is not None
@@ -117,7 +123,12 @@ class NgramLookup(Proposer):
 
 
 class ProposerChoice:
-    """The choice among the proposers of one target that delay its step."""
+    """The choice among the proposers of one target that delay its step, for each number of rows.
+
+    Its arms are their sets. The one with the highest upper bound of tokens per second is used. A step with drafts of
+    several proposers tells what each smaller set would have brought, so only larger sets need trials (bandits with side
+    observations: Mannor and Shamir, arXiv 1106.2436).
+    """
 
     def __init__(self, proposers: Sequence[Proposer], *, adaptive: bool) -> None:
         """adaptive: ask those that pay; otherwise all."""
@@ -230,10 +241,7 @@ class _Evidence:
 
 
 def _accepted_without(missing: _Arm, draft: Draft, verdict: Verdict) -> int:
-    """Return how many draft tokens would have been accepted without some proposers.
-
-    The path would end at the first token that nobody else has offered.
-    """
+    """Return how many draft tokens would have been accepted: the path ends where nobody else offered the token."""
     path = verdict.accepted(draft.proposers) if draft.proposers else []
     return next((index for index, names in enumerate(path) if missing.issuperset(names)), len(verdict.path))
 

@@ -1,17 +1,8 @@
 """Messages that cross links. All are one-way: no sender waits for a reply, and any message may be lost.
 
-    coordinator -> target, drafter:   Admit, Cancel, Heartbeat
-    coordinator -> target:            AttachDrafter, MemberLost, LeaderLost
-    drafter -> coordinator:           Failed, Report
-    drafter -> target:                Offer, ResendRequest, Report
-    target -> drafter:                Advance, Report
-    target -> coordinator:            Commit, PromptAttention, Beams, Failed, Report
-    leader of an ensemble -> member:  Join, LogitsRequest, Cancel, Report (both are targets)
-    member -> leader:                 Joined, LogitsReply, Failed, Report
-
-`request_id` is a 63-bit integer, unique among all coordinators; later requests have greater ones. Texts are token ids.
-Only LogitsReply carries a tensor, packed by `logits_codec.py`. The garbage collector skips messages of which a step has
-one per row (`gc=False`): no message is ever part of a cycle.
+docs/architecture.md says who sends what. `request_id` is a 63-bit integer, unique among all coordinators; later
+requests have greater ones. Texts are token ids. The garbage collector skips messages of which a step has one per row
+(`gc=False`): no message is ever part of a cycle.
 """
 
 from typing import Literal

@@ -1,12 +1,9 @@
 """Links between processes and hosts: ZeroMQ over TCP, CURVE-encrypted, msgspec-encoded; never pickle.
 
-Each replica binds one ROUTER. Coordinators, drafters and leaders of ensembles connect one DEALER to each replica that
-they need. A replica makes a CURVE key pair for its listener at start. The public key, handed out over Ray's
-control plane, admits peers.
-
-Each peer has its own key pair, and its name ends with a fingerprint of the public key. ZeroMQ reports the key that
-authenticated each batch, so no peer can use another's name. Whoever knows a routing id can take it over, so routing ids
-end with secret bytes.
+Each replica binds one ROUTER, with a key pair of its own. Coordinators, drafters and leaders of ensembles connect one
+DEALER to each replica that they need, and learn its public key over Ray's control plane. A peer's name ends with a
+fingerprint of its public key. ZeroMQ reports the key that authenticated each batch, so no peer can use another's name.
+Whoever knows a routing id can take it over, so routing ids end with secret bytes.
 """
 
 import hashlib
@@ -68,21 +65,8 @@ class PeerRoutes:
     """Routing ids of one listener's peers, by name. Beyond _MAX_PEERS the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._routing_ids: dict[str, bytes] = {}
-        self._unreachable: set[str] = set()  # known peers that had no connection at the last attempt to send
-
-    def note_reached(self, name: str, reached: bool) -> None:
-        """Note whether a known peer had a connection when something was sent to it."""
-        if reached:
-            self._unreachable.discard(name)
-        else:
-            self._unreachable.add(name)
-
-    def reaches(self, name: str) -> bool:
-        return name not in self._unreachable
-
-    def get(self, name: str) -> bytes | None:
-        return self._routing_ids.get(name)
+        self.routing_ids: dict[str, bytes] = {}
+        self.unreachable: set[str] = set()  # known peers that had no connection at the last attempt to send
 
     def identify(self, routing_id: bytes, public_key: Callable[[], bytes]) -> str:
         """Return the name of a batch's sender. public_key: returns the key that authenticated a new connection.
@@ -91,16 +75,16 @@ class PeerRoutes:
             ValueError: the name does not belong to the key.
         """
         name = claimed_name(routing_id).decode()
-        if self._routing_ids.get(name) == routing_id:
+        if self.routing_ids.get(name) == routing_id:
             return name
         if name != name_with_key(name.rpartition("-")[0], public_key()):
             raise ValueError("the name is not that of the sender's key")
-        self._routing_ids.pop(name, None)
-        self._routing_ids[name] = routing_id
-        if len(self._routing_ids) > _MAX_PEERS:  # a live peer comes back with its next message
-            oldest = next(iter(self._routing_ids))
-            del self._routing_ids[oldest]
-            self._unreachable.discard(oldest)
+        self.routing_ids.pop(name, None)
+        self.routing_ids[name] = routing_id
+        if len(self.routing_ids) > _MAX_PEERS:  # a live peer comes back with its next message
+            oldest = next(iter(self.routing_ids))
+            del self.routing_ids[oldest]
+            self.unreachable.discard(oldest)
         return name
 
 
@@ -328,20 +312,20 @@ class ReplicaZmqLink(ConnectingZmqLink):
         self._sockets.add(self._listener)
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
-        routing_id = self._routes.get(peer)
+        routing_id = self._routes.routing_ids.get(peer)
         if peer in self._connected:
             super().send(peer, messages)
         elif routing_id is not None:
             try:
                 self._sockets.send(self._listener, [routing_id, *_frames(messages)])
-                self._routes.note_reached(peer, True)
+                self._routes.unreachable.discard(peer)
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                self._routes.note_reached(peer, False)
+                self._routes.unreachable.add(peer)
 
     def reaches(self, peer: str) -> bool:
-        return self._routes.reaches(peer)
+        return peer not in self._routes.unreachable
 
     def _read(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> list[Envelope]:
         if socket is not self._listener:

@@ -149,7 +149,6 @@ class Bench:
 
     def _answers(self, condition: Condition, temperature: float, reference: list[list[int]]) -> list[list[Delta]]:
         texts = [[*prompt, *text] for prompt, text in zip(self._prompts, reference, strict=False)]
-        proposers = mock.Mock(return_value=mock.Mock(make=lambda *given, **options: KnowingProposer(texts)))
         names = _REPLICAS if condition.replaced else _REPLICAS[:1]
         replicas: dict[str, tuple[Role, Runner]] = {name: ("target", self._runners[name]) for name in names}
         ngram = NgramOptions() if condition.drafts else None
@@ -157,7 +156,8 @@ class Bench:
         params = SamplingParams(max_tokens=self._options.new_tokens, temperature=temperature)
         requests = [Request(endpoint, prompt, replace(params, seed=seed)) for seed, prompt in enumerate(self._prompts)]
         groups = [requests[start : start + condition.company] for start in range(0, len(requests), condition.company)]
-        with mock.patch("actors.verifier.inbox.NgramProposers", proposers):
+        proposer = mock.Mock(side_effect=lambda *given, **options: KnowingProposer(texts))
+        with mock.patch("actors.verifier.proposers.NgramProposer", proposer):
             if condition.replaced:
                 return [answer for group in groups for answer in _answer_on_two(replicas, group)]
             with _Replicas(replicas, LoopOptions(adaptive=False)) as engine:

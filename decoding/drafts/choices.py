@@ -1,8 +1,4 @@
-"""What a model that drafts chooses: ranked tokens, their calibrated probabilities, and the trees made of them.
-
-Under shared noise the gap between the two best noisy scores predicts far better than the token's probability whether
-the best token is the target's (docs/experiments.md).
-"""
+"""What a model that drafts chooses: ranked tokens, their calibrated probabilities, and the trees made of them."""
 
 import math
 from bisect import bisect
@@ -20,7 +16,10 @@ from decoding.sampling.sampler import rank
 
 
 class DraftChoice(NamedTuple):
-    """A proposer's choice of a token, which may follow others that it drafted."""
+    """A proposer's choice of a token, which may follow others that it drafted.
+
+    The gap predicts better than the token's probability whether the best token is the target's (docs/experiments.md).
+    """
 
     tokens: Sequence[int]  # best first
     gap: float  # how clear the choice is, see `RankCalibration`

@@ -1,7 +1,7 @@
-"""Goodput control: how many draft tokens each row should verify in the next step. Pure arithmetic.
+"""How many draft tokens each row should verify in the next step.
 
 A draft token is verified if it raises the expected committed tokens per second, given the measured cost of a step
-(TurboSpec, arXiv 2406.14066, section 3). Under load, steps over more tokens are slower, and draft lengths fall to 0.
+(TurboSpec, arXiv 2406.14066, section 3).
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +35,10 @@ class AcceptanceEstimate:
 
 
 def choose_draft_tokens(probabilities: Sequence[Sequence[float]], step_cost_s: Callable[[int], float]) -> list[int]:
-    """Choose how many tokens of each row's draft to verify.
+    """Choose how many of its most probable draft tokens each row verifies, [B].
 
-    Args:
-        probabilities: [B][K] that each draft token is committed, falling.
-        step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
-
-    Returns:
-        [B] the number of tokens; each row verifies its most probable ones.
+    probabilities: [B][K] that each draft token is committed, falling.
+    step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
     """
     rows = len(probabilities)
     pairs = [(probability, row) for row, draft in enumerate(probabilities) for probability in draft]
@@ -70,17 +66,13 @@ def choose_draft_lengths(
     *,
     alternating: bool = False,
 ) -> list[int]:
-    """Choose the common draft length that maximises expected committed tokens per second.
+    """Choose the common draft length that maximises expected committed tokens per second, [B] within the limits.
 
-    Args:
-        acceptance: [B] probability that a draft token is accepted if those before it are.
-        limits: [B] maximum draft tokens of each row.
-        step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
-        draft_latency_s: seconds to wait per draft token; 0 if the drafts exist already.
-        alternating: drafting and verification alternate, so the target waits for every draft.
-
-    Returns:
-        [B] draft lengths, none above its limit.
+    acceptance: [B] probability that a draft token is accepted if those before it are.
+    limits: [B] maximum draft tokens of each row.
+    step_cost_s: as in `choose_draft_tokens`.
+    draft_latency_s: seconds to wait per draft token; 0 if the drafts exist already.
+    alternating: drafting and verification alternate, so the target waits for every draft.
     """
     tokens = len(acceptance)
     expected = float(tokens)

@@ -1,8 +1,7 @@
 """Drafts without a model: n-gram look-up in the request's own text and in earlier answers.
 
-Prompt look-up finds the last occurrence of the text's last n tokens, for the largest n, and drafts what followed. A
-store shared by many requests counts which tokens followed which, and evicts the least recently used contexts. Knows
-token ids only.
+What followed the last occurrence of the text's last n tokens is drafted, for the largest n. A store shared by many
+requests counts which tokens followed which.
 """
 
 from array import array
@@ -157,27 +156,6 @@ class _Guess(NamedTuple):
 
     def probabilities(self) -> list[float]:
         return [self.calibration.probability(length) for length in self.lengths]
-
-
-class NgramProposers:
-    """Makes the proposers of one target's requests, which share a calibration and a store."""
-
-    def __init__(self) -> None:
-        self._calibration = MatchCalibration()
-        self._store = NgramStore()
-
-    def make(self, options: NgramOptions, draft_length: int, *, private: bool = False) -> "NgramProposer":
-        """Make the proposer of a request.
-
-        private: neither use nor keep other requests' answers. Under rejection sampling, those with the same seed must
-            not influence drafts.
-        """
-        return NgramProposer(
-            options.longest,
-            draft_length=draft_length,
-            calibration=self._calibration,
-            store=self._store if options.shared and not private else None,
-        )
 
 
 class NgramProposer:

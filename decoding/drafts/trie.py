@@ -235,7 +235,7 @@ class DraftTrie:
         return self._best_chain().tokens[:limit]
 
     def best_draft(self, size: int, depth: int, *, branching: bool = True) -> Draft:
-        """Return the `size` tokens most probably committed, none deeper than `depth`. The first n are the best n.
+        """Return the `size` tokens most probably committed, none deeper than `depth`. They are sorted by probability.
 
         branching: may be a tree; otherwise a chain, as in `best_path`.
 

@@ -1,15 +1,13 @@
 """The rules by which a target accepts draft tokens: coupled sampling, and rejection sampling.
 
 Coupled: the target samples its own token at every position of the draft, and accepts the draft tokens that equal them
-(docs/architecture.md; Daliri et al., arXiv 2408.07978). Greedy verification is the same rule without noise. Only the
-target's samples are committed, so no draft can change the text.
+(Daliri et al., arXiv 2408.07978). Greedy verification is the same rule without noise.
 
-Rejection (docs/verification.md): the classical rule accepts a draft token with probability min(1, target/draft), and
-otherwise samples from norm(max(0, target − draft)) (Leviathan et al., arXiv 2211.17192, section 2.3; Chen et al.,
-arXiv 2302.01318, alg. 2). Chains are verified as a block, which accepts more (Sun et al., arXiv 2403.10444,
-algorithm 2). Siblings are tried in the order of their draw without replacement, against the residuals of both
-distributions (Sequoia, arXiv 2402.12374, algorithm 2). A token that was not drawn counts as drawn with probability 1.
-Draft distributions are sparse, so most of it is float64 arithmetic on few numbers, on the host.
+Rejection (docs/verification.md): a draft token is accepted with probability min(1, target/draft), else a token of
+norm(max(0, target − draft)) replaces it (Leviathan et al., arXiv 2211.17192, section 2.3; Chen et al., arXiv
+2302.01318, alg. 2). Chains are verified as a block, which accepts more (Sun et al., arXiv 2403.10444, algorithm 2).
+Siblings are tried in the order of their draw without replacement, against the residuals of both distributions (Sequoia,
+arXiv 2402.12374, algorithm 2). A token that was not drawn counts as drawn with probability 1.
 """
 
 from collections.abc import Sequence
@@ -62,15 +60,11 @@ class Verdict(NamedTuple):
 
 
 def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool]:
-    """Find the path of accepted draft tokens, from the text down.
+    """Return the indices of accepted draft tokens, top down, and whether one was rejected after them.
 
-    Args:
-        sampled: [K + 1] the target's tokens: after the text, then after each draft token.
-        draft: [K]
+    The row commits them, then sampled[last index + 1].
 
-    Returns:
-        The indices of the A accepted tokens, top down; the row commits them, then sampled[last index + 1].
-        Whether a draft token was rejected after them; False if the draft ends there.
+    sampled: [K + 1] the target's tokens: after the text, then after each draft token.
     """
     if draft.is_chain:
         for accepted, (token, own) in enumerate(zip(draft.tokens, sampled, strict=False)):
@@ -127,14 +121,10 @@ def distributions(tokens: Tensor, probs: Tensor) -> list[Distribution]:
 
 
 def verify_by_rejection(probs: Tensor, rows: Sequence[RejectionRow], *, block: bool = True) -> list[Verdict]:
-    """Verify drafts. The committed tokens are samples of the target's distribution.
+    """Verify drafts of B rows, so that committed tokens are samples of the target's distribution. Waits twice.
 
-    Waits for the device twice.
-
-    Args:
-        probs: [N, V] the target's, processed: for each row after its text, then after each of its K draft tokens.
-        rows: [B]
-        block: verify the tokens between two branchings as a block; otherwise each by itself.
+    probs: [N, V] the target's, processed: for each row after its text, then after each of its K draft tokens.
+    block: verify the tokens between two branchings as a block; otherwise each by itself.
     """
     trees = [_Tree(row.draft, block=block) for row in rows]
     starts = [0, *accumulate(len(row.draft.tokens) + 1 for row in rows)]

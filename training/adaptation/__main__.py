@@ -18,7 +18,17 @@ from typing import IO
 import torch
 from transformers import PreTrainedModel
 
-from actors.loops.adaptation import Begin, Failed, Pause, Texts, ToLearner, Work, read_for_learner, write_message
+from actors.loops.adaptation import (
+    Begin,
+    Failed,
+    Pause,
+    Texts,
+    ToLearner,
+    Work,
+    read_message,
+    to_learner,
+    write_message,
+)
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.draft_vocabulary import save_draft_vocabulary
 from engine.loading.settings import is_trimmed
@@ -56,7 +66,7 @@ def _stand_back() -> None:
 
 
 def _read(stream: IO[bytes], inbox: Inbox) -> None:
-    while (message := read_for_learner(stream)) is not None:
+    while (message := read_message(stream, to_learner)) is not None:
         inbox.put(message)
     inbox.put(None)
 

@@ -1,4 +1,4 @@
-"""Which proposers are asked before a step: the set that is fastest, within a few percent of the time."""
+"""Which proposers are asked before a step: the set that is fastest; whose answers n-gram look-up sees."""
 
 import random
 from collections.abc import Sequence
@@ -9,10 +9,14 @@ import pytest
 
 from actors.loops.row import RowKey
 from actors.verifier import proposers
-from actors.verifier.proposers import Proposer, ProposerChoice
-from actors.verifier.rows import Verification
+from actors.verifier.proposers import NgramLookup, Proposer, ProposerChoice
+from actors.verifier.rows import TargetRows, Verification
+from actors.wire.messages import Admit
 from decoding.drafts.draft import ProposerName, Proposers
+from decoding.drafts.ngram import NgramOptions, NgramProposer
 from decoding.drafts.verification import Verdict
+from decoding.sampling.params import SamplingParams
+from engine.model.page_tables import PageTables
 
 STEP_S = 0.04
 CLOCK = [0.0]  # seconds
@@ -192,3 +196,22 @@ def test_what_did_not_pay_is_tried_again() -> None:
     rows: Any = [SimpleNamespace(key=("c", 1))]
     rested = [rests(chosen, heads, rows) for _ in range(6000)]
     assert 0 < rested[3000:].count(False) < 0.03 * 3000
+
+
+def test_rejection_sampling_and_salts_never_see_other_answers() -> None:
+    """Other answers may have the same seed, or be secret."""
+    lookup = NgramLookup(TargetRows(PageTables(slots=2, capacity=64)))
+
+    def make(params: SamplingParams, *, salt: str = "") -> NgramProposer:
+        options = NgramOptions(longest=2, shared=True)
+        made = lookup.make(Admit(1, [1], 1, params, 2, drafter=False, ngram=options, cache_salt=salt))
+        assert made is not None
+        return made
+
+    sampled = SamplingParams(max_tokens=8)
+    writer = make(sampled)
+    writer.propose([1, 2, 3])
+    writer.propose([1, 2, 3, 4, 5])
+    assert make(sampled).propose([9, 3]).tokens == [4, 5]
+    assert make(SamplingParams(max_tokens=8, verification="rejection")).propose([9, 3]).tokens == []
+    assert make(sampled, salt="secret").propose([9, 3]).tokens == []

@@ -412,8 +412,6 @@ def test_peers_that_are_gone_are_forgotten_with_their_routes(monkeypatch: pytest
     for _ in range(10):
         key, _ = zmq.curve_keypair()
         names.append(routes.identify(new_routing_id(name_with_key("drafter", key)), partial(bytes, key)))
-        routes.note_reached(names[-1], False)
-    assert [name for name in names if routes.get(name) is not None] == names[-3:]
-    assert [name for name in names if not routes.reaches(name)] == names[-3:]
-    routes.note_reached(names[-1], True)
-    assert routes.reaches(names[-1])
+        routes.unreachable.add(names[-1])
+    assert list(routes.routing_ids) == names[-3:]
+    assert routes.unreachable == set(names[-3:])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from decoding.drafts import ngram
 from decoding.drafts.draft import Draft
-from decoding.drafts.ngram import MatchCalibration, NgramOptions, NgramProposer, NgramProposers, NgramStore, TextIndex
+from decoding.drafts.ngram import MatchCalibration, NgramProposer, NgramStore, TextIndex
 from decoding.drafts.trie import DraftTrie
 from tests.support.properties import repeatable
 
@@ -162,16 +162,6 @@ def test_answers_are_shared_and_prompts_are_not() -> None:
     assert not store.continuations([1], 1)[0]
     first.propose([1, 2, 3, 4, 5])
     assert NgramProposer(2, store=store, draft_length=2).propose([9, 3]).tokens == [4, 5]
-
-
-def test_rejection_sampling_never_sees_other_answers() -> None:
-    """Other answers may have the same seed."""
-    proposers, options = NgramProposers(), NgramOptions(longest=2, shared=True)
-    writer = proposers.make(options, 2)
-    writer.propose([1, 2, 3])
-    writer.propose([1, 2, 3, 4, 5])
-    assert proposers.make(options, 2).propose([9, 3]).tokens == [4, 5]
-    assert proposers.make(options, 2, private=True).propose([9, 3]).tokens == []
 
 
 def test_text_and_store_make_a_tree() -> None:
