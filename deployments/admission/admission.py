@@ -107,7 +107,7 @@ class Admission:
     def arrive(self, key: ApiKey) -> Callable[[], None]:
         """Count a request that is being read. Returns what to call once it is submitted or has failed, or both."""
 
-        def leave() -> None:
+        def end() -> None:
             self._arriving[key] -= 1
             if not self._arriving[key]:
                 del self._arriving[key]
@@ -115,7 +115,7 @@ class Admission:
 
         self._arriving[key] += 1
         arrival = ExitStack()
-        arrival.callback(leave)
+        arrival.callback(end)
         return arrival.close
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:

@@ -66,7 +66,7 @@ async def answer(
     else:
         renderer = _Renderer(make(), None)
     headers = service.cache_headers(requests)
-    state.leave()  # counted as submitted from here
+    state.end_arrival()  # counted as submitted from here
     batches = service.answer(
         served,
         requests,

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class EarlyRefusal:
     """ASGI middleware that refuses work beyond the bounds, before its body is read. Runs after `Gate` and `BaseUrls`.
 
-    `request.state.leave` is what to call once the request is submitted.
+    `request.state.end_arrival` is what to call once the request is submitted.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EarlyRefusal:
                 reason = f"with {size} more, the bodies of requests in progress would exceed {most} bytes"
                 raise OverloadedError(f"{reason}, {_BODIES_AT_ONCE} times http.max_body_bytes.")
             if scope["path"] in GENERATING:
-                state["leave"] = self._enter(state["key"], state.get("endpoint"))
+                state["end_arrival"] = self._enter(state["key"], state.get("endpoint"))
             else:
                 self._check_bounds(state["key"])
         except OverloadedError as error:
@@ -90,8 +90,8 @@ class EarlyRefusal:
             await self._app(scope, count_received, send)
         finally:
             self._held_bytes -= size
-            if "leave" in state:
-                state["leave"]()
+            if "end_arrival" in state:
+                state["end_arrival"]()
 
     def _bytes_to_hold(self, length: int | None) -> int:
         """Return what a body counts for: 0 if it is small, the most if its length is unknown."""
