@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from training.acceptance import continue_prompts
 from training.tiny.checkpoint import load
 
 MODELS = Path("models")
@@ -89,7 +88,7 @@ def test_the_target_ends_its_answers() -> None:
     messages = [{"role": "user", "content": "What does close in the module socket do?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-    answer = continue_prompts(model, tokens, torch.zeros(1, 400, 2048), torch.zeros(1))
+    answer = model.generate(tokens, max_new_tokens=400, do_sample=False)
     assert tokenizer.eos_token_id in answer[0, tokens.shape[1] :]
 
 

@@ -1,18 +1,14 @@
 """Command line: `python -m training` retrains every bundled model; its commands run one part each."""
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 import torch
 
-from evaluation.prompts import read_prompts
-from training.acceptance import measure
 from training.distillation.loop import DistillationOptions
 from training.distillation.run import RunOptions
 from training.drafter import DrafterOptions, train_drafter
@@ -59,7 +55,6 @@ def main(
     _finish(target)
     _run("distill", "--models", models, "--minutes", distill_minutes, "--threads", 1)
     _finish(member)
-    _run("accept", "--models", models)
 
 
 @main.command("heldout")
@@ -129,23 +124,6 @@ def distill_command(models: Path, minutes: float, threads: int, tokens: int) -> 
     )
     options = DrafterOptions(run=run, model=str(models / _FOLDERS["drafter"]), vocabulary=None)
     train_drafter(options, report=_reporter("distill"))
-
-
-@main.command("accept")
-@models_option
-@click.option("--temperature", "temperatures", type=float, multiple=True, default=(0.0, 0.7, 1.0), show_default=True)
-@click.option("--new-tokens", type=int, default=96, show_default=True)
-@click.option("--prompts", type=int, default=320, show_default=True)
-@threads_option
-def accept_command(models: Path, temperatures: tuple[float, ...], new_tokens: int, prompts: int, threads: int) -> None:
-    """Print as JSON how many of the drafter's tokens the target accepts after held-out prompts."""
-    torch.set_num_threads(threads)
-    tokenizer = load_tokenizer(models / "target")
-    tokens = [tokenizer(prompt)["input_ids"] for prompt in read_prompts(models / "heldout.jsonl")[:prompts]]
-    drafter, target = load(models / "drafter"), load(models / "target")
-    for temperature in temperatures:
-        acceptance = measure(target, drafter, tokens, temperature=temperature, new_tokens=new_tokens)
-        click.echo(json.dumps(asdict(acceptance)))
 
 
 @main.command("inflate")
