@@ -21,7 +21,6 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.findings import Comparison, as_text, run_comparison
-from benchmarks.hosts import Child, Host, Local
 from benchmarks.models import held_out_tokens, inflated
 from benchmarks.peers import huggingface
 from benchmarks.peers.consort import (
@@ -34,6 +33,7 @@ from benchmarks.peers.consort import (
 )
 from benchmarks.peers.contestant import Contestant, Kind, Workload
 from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
+from benchmarks.processes import Child, Host, Local
 from benchmarks.report import write
 from engine.layers.faster_layers import use_faster_layers
 from engine.loading.checkpoint import ModelSpec, load_model
@@ -228,7 +228,7 @@ def _runner(model: PreTrainedModel, slots: int) -> Runner:
 
 def _draw(comparisons: Sequence[Comparison], temperatures: Sequence[float], path: Path) -> None:
     """Draw contestants with a constant γ as curves over γ, others as lines: a row of panels for each temperature."""
-    from benchmarks.figure import Curve, Panel, draw
+    from benchmarks.report import Curve, Panel, draw
 
     def panel(comparison: Comparison) -> Panel:
         scores = comparison.scores

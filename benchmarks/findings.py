@@ -8,12 +8,13 @@ from statistics import mean, median
 from torch import Tensor
 
 from actors.loops.thread import LoopTimes
-from benchmarks.hosts import Host
 from benchmarks.peers.contestant import Activity, Contestant, Kind, Record, Text, Workload, interleave
 from benchmarks.peers.huggingface import HuggingFace
 from benchmarks.peers.replica import Sweep, Times
-from benchmarks.report import ratios, table
-from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step
+from benchmarks.processes import Host
+from benchmarks.report import ratios
+from evaluation.metrics import table
+from evaluation.speculation import SpeculationLimits, accepted_lengths, tokens_per_step
 
 # To which contestants are compared, and their columns' titles. Of several of a kind, the fastest.
 _REFERENCES: dict[Kind, str] = {
@@ -256,7 +257,7 @@ def as_text(comparison: Comparison) -> str:
     parts = [
         comparison.title,
         _score_table(comparison.scores),
-        _limit_table(comparison.speculations),
+        _limit_table(comparison.speculations) if comparison.speculations else "",
         *(f"S and S* are unreliable: {doubt}" for doubt in comparison.doubts),
     ]
     for group, times in comparison.times.items():

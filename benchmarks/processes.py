@@ -1,24 +1,142 @@
-"""Programs in process groups of their own: servers, and workers that speak JSON lines. They end with a `with` block."""
+"""Objects in child processes, and programs in process groups of their own. They end with a `with` block.
 
-import json
+A stopped process uses no CPU, so contestants that wait do not slow down the one that runs.
+"""
+
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from benchmarks.hosts import ProcessGroup
+from engine.loading.host import compute_environment
 
-_WORKER = Path(__file__).parent / "peers" / "vllm_worker.py"
-_NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # prefixes of variables
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+_GRACE_S = 10.0  # for a child to end by itself
+_PROGRAM_GRACE_S = 60.0
 _POLL_S = 0.2
-_GRACE_S = 60.0
 
 
-class _Program(ProcessGroup):
+class Pausable(Protocol):
+    """What can be stopped while it is not measured."""
+
+    def pause(self) -> None:
+        """Use no CPU until `resume`."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+
+class ProcessGroup:
+    """A process that leads a group of its own."""
+
+    @property
+    def pid(self) -> int:
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
+
+
+class Host(Pausable, Protocol[T_co]):
+    """One object, in this process or in another."""
+
+    def call(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method of the object: `host.call(Runner.forward, rows)`. Arguments and result must be picklable."""
+
+
+class Local(Generic[T]):
+    """An object in this process, which is never stopped."""
+
+    def __init__(self, held: T) -> None:
+        self._held = held
+
+    def call(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self._held, *args, **kwargs)
+
+    def pause(self) -> None:
+        """Nothing to do."""
+
+    def resume(self) -> None:
+        """Nothing to do."""
+
+
+class Child(ProcessGroup, Generic[T]):
+    """An object in a child process, which ends with the `with` block."""
+
+    def __init__(self, make: Callable[[], T], *, threads: int) -> None:
+        """make: picklable. The process starts its imports at once, in parallel with other children."""
+        saved = dict(os.environ)
+        os.environ |= compute_environment(threads)  # children inherit it before they import torch
+        context = multiprocessing.get_context("spawn")
+        self._connection, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(make, child_end), daemon=True)
+        self._process.start()
+        os.environ.clear()
+        os.environ.update(saved)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def __enter__(self) -> "Child[T]":
+        """Make the object, and wait until it is ready."""
+        self._ask(None)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
+        if self._process.is_alive():
+            self.resume()
+            self._process.join(_GRACE_S)
+            self._process.kill()
+        self._process.join()
+
+    def call(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        answer: R = self._ask((method, args, kwargs))
+        return answer
+
+    def _ask(self, question: object) -> Any:
+        self._connection.send(question)
+        answer = self._connection.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def _serve(make: Callable[[], Any], connection: Connection) -> None:
+    """Make the object on request, then call its methods, one request at a time."""
+    os.setpgid(0, 0)
+    held: Any = None
+    while True:
+        try:
+            question = connection.recv()
+        except EOFError:
+            return
+        try:
+            if question is None:
+                held = make()
+                connection.send(None)
+            else:
+                method, args, kwargs = question
+                connection.send(method(held, *args, **kwargs))
+        except Exception as error:
+            connection.send(error)
+
+
+class Program(ProcessGroup):
     """A program whose messages go to a log."""
 
     def __init__(
@@ -46,7 +164,7 @@ class _Program(ProcessGroup):
             self.resume()
             self._end()
             try:
-                self._process.wait(_GRACE_S)
+                self._process.wait(_PROGRAM_GRACE_S)
             except subprocess.TimeoutExpired:
                 os.killpg(self.pid, signal.SIGKILL)
                 self._process.wait()
@@ -57,7 +175,7 @@ class _Program(ProcessGroup):
         self._process.terminate()
 
 
-class Server(_Program):
+class Server(Program):
     """A server that starts at once. `with` waits until it answers."""
 
     def __init__(
@@ -85,45 +203,6 @@ class Server(_Program):
                 raise RuntimeError(f"the server did not come up; see {self._log}")
             time.sleep(_POLL_S)
         return self
-
-
-class VllmWorker(_Program):
-    """`peers/vllm_worker.py` in vLLM's environment: it answers each line of JSON with one."""
-
-    def __init__(self, python: Path, role: str, *, log: Path, environment: Mapping[str, str]) -> None:
-        """role: `engine` or `load`."""
-        super().__init__([str(python), "-P", str(_WORKER), role], log=log, environment=environment, pipes=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def ask(self, question: object) -> dict[str, Any]:
-        """Raises RuntimeError if the worker has ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"vLLM ended with status {self._process.wait()}; see {self._log}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-
-def vllm_environment(threads: int | None) -> dict[str, str]:
-    """Return an environment that binds vLLM to `threads` cores; None: to as many as it chooses."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-    cores = sorted(os.sched_getaffinity(0))[:threads]
-    return inherited | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "auto" if threads is None else ",".join(map(str, cores)),
-        "VLLM_NO_USAGE_STATS": "1",
-    }
 
 
 def free_port() -> int:

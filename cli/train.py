@@ -197,7 +197,7 @@ def heads(
     """
     if start is not None and vocabulary is not None:
         raise click.UsageError(f"--vocabulary: the head in {start} has its own; leave it out")
-    from training.heads.make import VOCABULARY, HeadsOptions, train_heads
+    from training.heads import VOCABULARY, HeadsOptions, train_heads
 
     options = HeadsOptions(
         run=run,

@@ -8,8 +8,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from evaluation.limits import SpeculationLimits
 from evaluation.profiling import STREAMS, Profile
+from evaluation.speculation import SpeculationLimits
 
 NOISY = 0.15  # spread of the times above which they say little
 WORTHWHILE = 1.05  # speculation pays if the best speed-up is at least this

@@ -27,9 +27,16 @@ from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_runner, load_with_heads
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from evaluation import limits
-from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step
-from evaluation.step_times import MeasuredSteps, Step, time_heads, time_steps
+from evaluation.speculation import (
+    MeasuredSteps,
+    SpeculationLimits,
+    Step,
+    accepted_lengths,
+    agreement,
+    time_heads,
+    time_steps,
+    tokens_per_step,
+)
 from evaluation.workload import Report, Workload
 
 STREAMS = (1, 4, 16)  # batch sizes
@@ -203,10 +210,10 @@ def _ended(request: Request, text: Sequence[int]) -> bool:
 
 
 def _agreement(drafter: Runner, answer: TargetAnswer) -> Tensor:
-    """Return `evaluation.limits.agreement`, [N] bool, from one pass over prompt and answer."""
+    """Return `evaluation.speculation.agreement`, [N] bool, from one pass over prompt and answer."""
     prompt = answer.request.prompt
     logits = _read(drafter, 0, [*prompt, *answer.tokens[:-1]], len(prompt) - 1)
-    return limits.agreement(logits, History(answer.request.params, list(prompt), len(prompt)), answer.tokens)
+    return agreement(logits, History(answer.request.params, list(prompt), len(prompt)), answer.tokens)
 
 
 def _accepted_of_heads(heads: HeadProposer, target: Runner, answer: TargetAnswer) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from training.tiny.checkpoint import load
+from training.tiny.model import load
 
 MODELS = Path("models")
 NAMES = ("target", "drafter", "member")

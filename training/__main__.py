@@ -14,9 +14,17 @@ from training.distillation.run import RunOptions
 from training.drafter import DrafterOptions, train_drafter
 from training.inflate import inflate
 from training.texts import TargetOptions, TextOptions
-from training.tiny.checkpoint import bfloat16_copy, build, load, load_tokenizer, save, train_tokenizer
-from training.tiny.corpus import Document, read_corpus
-from training.tiny.pretrain import held_out_loss, pretrain
+from training.tiny.corpus import read_corpus
+from training.tiny.model import (
+    bfloat16_copy,
+    build,
+    held_out_loss,
+    load,
+    load_tokenizer,
+    pretrain,
+    save,
+    train_tokenizer,
+)
 from training.tiny.stream import RECIPES, Name, Stream, encode, training_prompts, write_prompts
 
 _FOLDERS = {"drafter": "drafter-start"}  # pretrained models with another folder than their name
@@ -36,24 +44,17 @@ threads_option = click.option("--threads", type=int, default=3, show_default=Tru
 @click.option("--member-minutes", type=float, default=60, show_default=True)
 @click.option("--distill-minutes", type=float, default=45, show_default=True)
 @click.pass_context
-def main(
-    context: click.Context,
-    models: Path,
-    target_minutes: float,
-    drafter_minutes: float,
-    member_minutes: float,
-    distill_minutes: float,
-) -> None:
+def main(context: click.Context, /, models: Path, **minutes: float) -> None:
     """Train the bundled models. Without a command, train all of them on four cores."""
     if context.invoked_subcommand is not None:
         return
     _check_no_drafter(models)
     _run("heldout", "--models", models)
-    target = _start("pretrain", "target", "--models", models, "--minutes", target_minutes, "--threads", 3)
-    _run("pretrain", "drafter", "--models", models, "--minutes", drafter_minutes, "--threads", 1)
-    member = _start("pretrain", "member", "--models", models, "--minutes", member_minutes, "--threads", 1)
+    target = _start("pretrain", "target", "--models", models, "--minutes", minutes["target_minutes"], "--threads", 3)
+    _run("pretrain", "drafter", "--models", models, "--minutes", minutes["drafter_minutes"], "--threads", 1)
+    member = _start("pretrain", "member", "--models", models, "--minutes", minutes["member_minutes"], "--threads", 1)
     _finish(target)
-    _run("distill", "--models", models, "--minutes", distill_minutes, "--threads", 1)
+    _run("distill", "--models", models, "--minutes", minutes["distill_minutes"], "--threads", 1)
     _finish(member)
 
 
@@ -63,7 +64,7 @@ def heldout_command(models: Path) -> None:
     """Write the held-out prompts."""
     documents = read_corpus()
     models.mkdir(parents=True, exist_ok=True)
-    write_prompts(documents, train_tokenizer(_tokenizer_texts(documents)), models / "heldout.jsonl", seed=0)
+    write_prompts(documents, train_tokenizer(documents), models / "heldout.jsonl", seed=0)
 
 
 @main.command("pretrain")
@@ -76,15 +77,8 @@ def pretrain_command(name: Name, models: Path, minutes: float, threads: int) -> 
     torch.set_num_threads(threads)
     recipe = RECIPES[name]
     documents = read_corpus()
-    tokenizer = train_tokenizer(_tokenizer_texts(documents))
-    model = build(
-        tokenizer,
-        hidden=recipe.hidden,
-        layers=recipe.layers,
-        intermediate=recipe.intermediate,
-        kv_heads=recipe.kv_heads,
-        seed=recipe.seed,
-    )
+    tokenizer = train_tokenizer(documents)
+    model = build(recipe, tokenizer)
     training = [document for document in documents if not document.held_out]
     stream = Stream(encode(training, tokenizer, seed=recipe.seed), recipe.mix, seed=recipe.seed)
     report = _reporter(name)
@@ -156,11 +150,6 @@ def _check_no_drafter(models: Path) -> None:
     """Refuse to train for hours what can't be saved."""
     if (models / "drafter").exists():
         raise click.ClickException(f"{models / 'drafter'} is there already: give another --models folder, or remove it")
-
-
-def _tokenizer_texts(documents: list[Document]) -> list[str]:
-    kinds = ("library", "topics")
-    return [document.text for document in documents if document.kind in kinds and not document.held_out]
 
 
 def _reporter(name: str) -> Callable[[str], None]:

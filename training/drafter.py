@@ -19,8 +19,7 @@ from engine.loading.draft_vocabulary import FILE, save_draft_vocabulary
 from engine.loading.gguf import settings_folder
 from engine.loading.settings import is_trimmed, load_tokenizer, vocabulary_size
 from training.distillation.lessons import Batch, StudentVocabulary, most_used
-from training.distillation.report import time_drafter
-from training.distillation.run import Made, RunOptions, StudentRun
+from training.distillation.run import Made, RunOptions, StudentRun, time_drafter
 from training.files import whole_folder
 from training.finetune import add_lora, merge_lora
 from training.pruning import block_influence, decoder_layers, keep_layers, most_influential, trim_vocabulary
@@ -30,7 +29,7 @@ _BETAS = (0.9, 0.95)
 _DECAY = 0.01
 _INFLUENCE_CHATS = 16
 _LAYERS_OF_TARGET = 8
-_TEXT = "start.txt"
+_TEXT = "start.txt"  # says what the start is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +73,18 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
             command="consort train drafter",
             start=beginning,
             parameters=drafter.num_parameters(),
+            settings=options.settings(),
             before=before,
-            save=partial(save_drafter, drafter, start, run.tokenizer),
+            save=partial(_save, drafter, start, run.tokenizer),
             time_steps=partial(time_drafter, run.options.target),
-        ),
-        options.settings(),
+        )
     )
 
 
-def save_drafter(model: PreTrainedModel, start: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a drafter's bfloat16 weights, the vocabulary that it started with and the tokenizer into a folder."""
+def _save(model: PreTrainedModel, start: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write bfloat16 weights, the vocabulary of the start and the tokenizer into a folder."""
     deepcopy(model).bfloat16().save_pretrained(folder)
-    copy_vocabulary(start, folder)
+    _copy_vocabulary(start, folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -97,16 +96,13 @@ class DrafterStudent:
         self.vocabulary = vocabulary
 
     def steps(self, share: float) -> int:
-        """Return 1."""
         return 1
 
     def optimizers(self, learning_rate: float) -> list[Optimizer]:
-        """Return one AdamW."""
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         return [AdamW(trained, lr=learning_rate, betas=_BETAS, weight_decay=_DECAY, fused=True)]
 
     def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Student`."""
         logits = counted_logits(module, batch.tokens, batch.counted)[:, : self.vocabulary.drafted]
         for step in range(steps):
             starts = batch.starts(step)
@@ -157,13 +153,13 @@ def write_start(options: DrafterOptions, chats: Sequence[Chat], special_tokens: 
         model.save_pretrained(unfinished)
         if is_trimmed(model.config):
             if tokens is None:
-                copy_vocabulary(Path(path), unfinished)
+                _copy_vocabulary(Path(path), unfinished)
             else:
                 save_draft_vocabulary(tokens, unfinished)
 
 
 def load_start(folder: Path) -> tuple[PreTrainedModel, StudentVocabulary, str]:
-    """Load a model that `write_start` wrote, in float32, with its vocabulary and a line that says what it is."""
+    """Load what `write_start` wrote: a float32 model, its vocabulary, and a line that says what it is."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model, StudentVocabulary.of_model(model, str(folder)), (folder / _TEXT).read_text(encoding="utf-8")
 
@@ -189,8 +185,7 @@ def load_student(spec: ModelSpec) -> tuple[PreTrainedModel, StudentVocabulary]:
     return model, StudentVocabulary.of_model(model, spec.path, spec.revision)
 
 
-def copy_vocabulary(source: Path, folder: Path) -> None:
-    """Copy the ids of a trimmed vocabulary, if a model has one."""
+def _copy_vocabulary(source: Path, folder: Path) -> None:
     if (source / FILE).exists():
         (folder / FILE).write_bytes((source / FILE).read_bytes())
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,6 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -97,7 +97,8 @@ def encode(example: Example, tokenizer: PreTrainedTokenizerBase, *, max_length: 
             tokens.append(tokenizer.eos_token_id)
         return [Row(tokens[:max_length], tokens[:max_length])]
     try:
-        spans = [_span(example, index, tokenizer) for index in _answers(example)]
+        answers = [index for index, message in enumerate(example.messages) if message["role"] == "assistant"]
+        spans = [_span(example, index, tokenizer) for index in answers]
     except (ValueError, TemplateError) as error:
         raise ConfigError(f"line {example.line}: the chat template refuses it: {error}") from error
     whole = spans[-1][0]
@@ -140,33 +141,15 @@ def _check_message(name: str, message: object) -> None:
         raise ValueError(f"{name}.content must be a string")
 
 
-def _answers(example: Example) -> list[int]:
-    return [index for index, message in enumerate(example.messages) if message["role"] == "assistant"]
-
-
 def _span(example: Example, index: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     """Return a chat up to a turn of the assistant, as its template writes it, and where that turn starts."""
     if not tokenizer.chat_template:
         raise ConfigError(f"line {example.line} is a chat, but the model's tokenizer has no chat template; give texts")
-    before = _written(tokenizer, example.messages[:index], opens=True)
-    text = _written(tokenizer, example.messages[: index + 1], opens=False)
-    if not text.startswith(before):
-        before = before[: _common(before, text)]
-    return text, len(before)
-
-
-def _written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], *, opens: bool) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=opens
-        )
-    )
-
-
-def _common(left: str, right: str) -> int:
-    """Return the length of the common beginning."""
-    pairs = zip(left, right, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+    messages = [dict(message) for message in example.messages[: index + 1]]
+    before = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+    pairs = zip(str(before), str(text), strict=False)
+    return str(text), len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _row(text: str, learned: Sequence[tuple[int, int]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Row:
@@ -243,7 +226,9 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
     rows = [row for example in examples for row in encode(example, tokenizer, max_length=options.max_length)]
     if not rows:
         raise ConfigError(f"nothing is learned within {options.max_length} tokens: raise --max-length")
-    report(f"{len(examples)} examples, {sum(len(row.tokens) for row in rows):,} tokens, {_learned(rows):,} learned")
+    labels = [label for row in rows for label in row.labels]
+    learned = sum(label != IGNORED for label in labels)
+    report(f"{len(examples)} examples, {len(labels):,} tokens, {learned:,} learned")
     _check_run(options, rows)
     model = _load(options)
     adapted = add_lora(model, options.rank, seed=options.seed)
@@ -255,13 +240,14 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
             adapted.save_pretrained(folder)
         else:
             merged: Any = merge_lora(adapted)
-            merged.to(_stored_dtype(options.model)).save_pretrained(folder, max_shard_size="2GB")
+            stored = AutoConfig.from_pretrained(settings_folder(options.model)).dtype or torch.float32
+            merged.to(stored).save_pretrained(folder, max_shard_size="2GB")
             tokenizer.save_pretrained(folder)
-    _remove_checkpoints(options.work)
-
-
-def _learned(rows: Sequence[Row]) -> int:
-    return sum(label != IGNORED for row in rows for label in row.labels)
+    for checkpoint in _checkpoints(options.work):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    (options.work / _RUN).unlink(missing_ok=True)
+    with suppress(OSError):
+        options.work.rmdir()  # if nothing else is in it
 
 
 def _load(options: FinetuneOptions) -> PreTrainedModel:
@@ -274,13 +260,8 @@ def _load(options: FinetuneOptions) -> PreTrainedModel:
     return model
 
 
-def _stored_dtype(path: str) -> torch.dtype:
-    dtype = AutoConfig.from_pretrained(settings_folder(path)).dtype
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
-
-
 def _check_run(options: FinetuneOptions, rows: Sequence[Row]) -> None:
-    """Note which run the checkpoints are of; raises ConfigError if there are some of another."""
+    """Note which run the checkpoints are of. Raises ConfigError if there are some of another."""
     settings = asdict(options)
     for name in ("output", "work", "keep_adapter", "save_steps", "threads"):  # they may change
         del settings[name]
@@ -296,17 +277,7 @@ def _check_run(options: FinetuneOptions, rows: Sequence[Row]) -> None:
     file.write_text(run, encoding="utf-8")
 
 
-def _remove_checkpoints(work: Path) -> None:
-    """Remove what finetuning has written, and the folder if nothing else is in it."""
-    for folder in _checkpoints(work):
-        shutil.rmtree(folder, ignore_errors=True)
-    (work / _RUN).unlink(missing_ok=True)
-    with suppress(OSError):
-        work.rmdir()
-
-
 def _checkpoints(work: Path) -> list[Path]:
-    """Return the Trainer's folders."""
     return [folder for folder in work.glob("checkpoint-*") if folder.name.split("-")[1].isdigit() and folder.is_dir()]
 
 
@@ -353,7 +324,7 @@ def _train(
 
 
 def _batch(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Return the rows of a step, padded, each [B, T]."""
+    """Return the rows of a step, padded, [B, T] each."""
     tokens = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
     labels = pad_sequence([torch.tensor(row.labels) for row in rows], batch_first=True, padding_value=IGNORED)
     lengths = torch.tensor([len(row.tokens) for row in rows])
@@ -367,14 +338,7 @@ class _Progress(TrainerCallback):
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
-        loss = (logs or {}).get("loss")
+    def on_log(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        loss = given["logs"].get("loss")
         if loss is not None:
             self._report(f"step {state.global_step} of {state.max_steps}, epoch {state.epoch:.2f}: loss {loss:.4f}")

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.errors import ConfigError
 from engine.loading.settings import TARGET_VOCABULARY_KEY, is_trimmed
@@ -19,11 +21,7 @@ _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the model's decoder layers, in their order.
-
-    Raises:
-        ConfigError: it is not clear which they are.
-    """
+    """Return the model's decoder layers, in their order. Raises ConfigError if it is not clear which they are."""
     return _layers_and_path(model)[0]
 
 
@@ -43,17 +41,12 @@ def block_influence(model: PreTrainedModel, batches: Iterable[Tensor]) -> list[f
     totals = [0.0] * len(layers)
     tokens = 0
 
-    def add(index: int, before: Tensor, after: Tensor) -> None:
+    def add(index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        before = args[0] if args else kwargs["hidden_states"]
+        after = output[0] if isinstance(output, tuple) else output
         totals[index] += float(cosine_similarity(before.float(), after.float(), dim=-1).double().sum())
 
-    def hook(index: int) -> Any:
-        def called(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            before = args[0] if args else kwargs["hidden_states"]
-            add(index, before, output[0] if isinstance(output, tuple) else output)
-
-        return called
-
-    handles = [layer.register_forward_hook(hook(index), with_kwargs=True) for index, layer in enumerate(layers)]
+    handles = [layer.register_forward_hook(partial(add, i), with_kwargs=True) for i, layer in enumerate(layers)]
     was_training = model.training
     model.eval()
     try:
@@ -169,9 +162,9 @@ def _check_ids(token_ids: Sequence[int], size: int) -> None:
         raise ConfigError("a trimmed vocabulary needs at least one token")
     if len(set(token_ids)) < len(token_ids):
         raise ConfigError("a trimmed vocabulary can't have a token twice")
-    if min(token_ids) < 0 or max(token_ids) >= size:
-        wrong = next(token for token in token_ids if not 0 <= token < size)
-        raise ConfigError(f"token {wrong} can't be kept: the model has tokens 0 to {size - 1}")
+    for token in token_ids:
+        if not 0 <= token < size:
+            raise ConfigError(f"token {token} can't be kept: the model has tokens 0 to {size - 1}")
 
 
 def _kept_and_mean(rows: Tensor, ids: Tensor) -> Tensor:
@@ -186,23 +179,15 @@ def _kept_and_mean(rows: Tensor, ids: Tensor) -> Tensor:
 def _rename_special_tokens(model: PreTrainedModel, rows: dict[int, int]) -> None:
     """Let the configurations name special tokens by their rows; those that were dropped have none."""
     config = model.config.get_text_config(decoder=True)
-    holders: list[Any] = [config, *([model.config] if config is not model.config else [])]
-    if model.generation_config is not None:
-        holders.append(model.generation_config)
-    for holder in holders:
-        for name in _SPECIAL_TOKENS:
-            setattr(holder, name, _renamed(getattr(holder, name, None), rows))
-    embedding = model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    embedding.padding_idx = _padding_row(config)
+    given: list[Any] = [config, model.config, model.generation_config]
+    holders = {id(holder): holder for holder in given if holder is not None}
+    for holder, name in product(holders.values(), _SPECIAL_TOKENS):
+        setattr(holder, name, _renamed(getattr(holder, name, None), rows))
+    embedding: Any = model.get_input_embeddings()
+    embedding.padding_idx = config.pad_token_id if isinstance(config.pad_token_id, int) else None
 
 
 def _renamed(ids: int | list[int] | None, rows: dict[int, int]) -> int | list[int] | None:
     if isinstance(ids, list):
         return [rows[token] for token in ids if token in rows] or None
     return None if ids is None else rows.get(ids)
-
-
-def _padding_row(config: PretrainedConfig) -> int | None:
-    row = config.pad_token_id
-    return row if isinstance(row, int) else None

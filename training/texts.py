@@ -10,7 +10,6 @@ import json
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -58,11 +57,12 @@ class Chat:
 class ChatTemplate:
     """The tokens around a question, taken from a tokenizer's chat template; a plain text without one."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chat: bool = True) -> None:
+        """chat: whether to use the tokenizer's template."""
         self._tokenizer = tokenizer
         begin: str | None = tokenizer.bos_token
         self.before, self.after = begin or "", ""
-        if tokenizer.chat_template is not None:
+        if chat and tokenizer.chat_template is not None:
             message = [{"role": "user", "content": _MARK}]
             text: Any = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
             self.before, _, self.after = str(text).partition(_MARK)
@@ -106,14 +106,10 @@ class ChatWriter:
         """
         self._engine = engine
         self._endpoint = Endpoint("texts", target, None, 0, template.decode)
-        self._template = template
-        self._ends = tuple(ends)
-        self._answer_tokens = answer_tokens
-        self._questions = questions
-        self._seed = seed
+        self._template, self._ends, self._answer_tokens = template, tuple(ends), answer_tokens
+        self._questions, self._seed = questions, seed
 
     def write(self, number: int) -> Chat:
-        """Write one chat."""
         rng = random.Random(f"{self._seed}/{number}")
         temperature = rng.choice(_TEMPERATURES)
         prompt = self._template.prompt(self._question(number, rng))
@@ -183,7 +179,7 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def read_shard(shard: Path) -> list[Chat]:
-    """Read the chats of a shard."""
+    """Return the chats of a shard."""
     lines = [json.loads(line) for line in shard.read_text().splitlines()]
     lengths = [len(line["tokens"]) for line in lines]
     tensors = load_file(shard.with_suffix(".safetensors"))
@@ -220,7 +216,6 @@ class TargetOptions:
     threads: int | None = None  # None: torch's choice
 
     def spec(self) -> ModelSpec:
-        """Return the model to load."""
         return ModelSpec(name="target", path=self.path, device=self.device, threads=self.threads)
 
 
@@ -280,8 +275,13 @@ def write_missing(
             the disk is full.
     """
     folder = work / TEXTS
-    template = ChatTemplate(tokenizer if wanted.chat else _without_template(tokenizer))
-    settings = _settings(target.path, wanted)
+    template = ChatTemplate(tokenizer, chat=wanted.chat)
+    settings = {
+        "target": target.path,
+        "answer tokens": wanted.answer_tokens,
+        "prompts": hashlib.sha256(repr((wanted.questions, wanted.chat)).encode()).hexdigest()[:12],
+        "seed": wanted.seed,
+    }
     _check_settings(settings, work)
     written = sum(len(chat.tokens) for part in read_texts(folder) for chat in part) if shard_files(folder) else 0
     if written < wanted.tokens:
@@ -294,7 +294,7 @@ def write_missing(
                 engine,
                 "target",
                 template,
-                _ends(target.path, tokenizer),
+                sorted({*load_end_tokens(target.path), tokenizer.eos_token_id} - {None}),
                 answer_tokens=wanted.answer_tokens,
                 questions=wanted.questions,
                 seed=wanted.seed,
@@ -319,27 +319,6 @@ def _check_lengths(template: ChatTemplate, wanted: TextOptions, longest: int) ->
             f"--answer-tokens {wanted.answer_tokens}: {too_long[0]} has {lengths[too_long[0]]} tokens, and with its "
             f"answer it may have {longest}; prompts that are too long: {len(too_long)}"
         )
-
-
-def _without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    plain = deepcopy(tokenizer)
-    plain.chat_template = None
-    return plain
-
-
-def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a message."""
-    return sorted({*load_end_tokens(target), tokenizer.eos_token_id} - {None})
-
-
-def _settings(target: str, texts: TextOptions) -> dict[str, object]:
-    """Return what a work folder's texts are made from."""
-    return {
-        "target": target,
-        "answer tokens": texts.answer_tokens,
-        "prompts": hashlib.sha256(repr((texts.questions, texts.chat)).encode()).hexdigest()[:12],
-        "seed": texts.seed,
-    }
 
 
 def _check_settings(settings: Mapping[str, object], work: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.kernels import kernel_times
 from benchmarks.gpu.steps import report_steps
 from benchmarks.report import write
-from benchmarks.step_budget.shapes import SHAPES
+from benchmarks.step_budget.metered_runner import SHAPES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from actors.drafter.chain import ChainStart, DraftChain
-from benchmarks.step_budget.shapes import llama_config
+from benchmarks.step_budget.metered_runner import llama_config
 from decoding.drafts.choices import RANKS
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position

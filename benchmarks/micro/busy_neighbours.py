@@ -16,7 +16,8 @@ from statistics import median
 import httpx
 
 from benchmarks.models import HELD_OUT
-from benchmarks.report import table, write
+from benchmarks.report import write
+from evaluation.metrics import table
 from evaluation.prompts import read_prompts
 
 _SETTLING_TOKENS = 64  # of an answer that does not count, after the neighbours have changed

@@ -15,14 +15,15 @@ from statistics import median
 from typing import Any
 
 from actors.coordinator.request import Endpoint
-from benchmarks.hosts import Child
 from benchmarks.models import held_out_tokens, inflated
 from benchmarks.peers.consort import Consort, coordinating_processes
 from benchmarks.peers.contestant import Record, Workload, interleave
 from benchmarks.peers.replica import MeasuredReplica, Role, replica_process
-from benchmarks.report import ratios, table, write
+from benchmarks.processes import Child
+from benchmarks.report import ratios, write
 from decoding.blending.params import BlendParams, EnsembleOptions
 from engine.loading.checkpoint import ModelSpec
+from evaluation.metrics import table
 
 _PLAIN, _SPECULATED = "ensemble, plain", "ensemble, speculated"
 

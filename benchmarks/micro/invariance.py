@@ -18,7 +18,7 @@ from actors.replica.roles import Role
 from actors.wire.messages import ReplicaAddress
 from benchmarks.findings import first_difference
 from benchmarks.models import HELD_OUT
-from benchmarks.report import table, write
+from benchmarks.report import write
 from decoding.drafts.draft import Draft, TokenTree
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
@@ -26,6 +26,7 @@ from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_runner
 from engine.loading.settings import load_tokenizer
 from engine.model.runner import Runner
+from evaluation.metrics import table
 from evaluation.prompts import read_prompts
 
 _TASKS = "Explain this:", "Go on:", "Summarise this in a few words:", "What is wrong with this?"

@@ -18,8 +18,9 @@ from tempfile import NamedTemporaryFile
 
 import yaml
 
-from benchmarks.report import table, write
+from benchmarks.report import write
 from consort import LLM, SamplingParams
+from evaluation.metrics import table
 from evaluation.prompts import read_prompts
 
 _MODELS = Path(__file__).parents[2] / "models"

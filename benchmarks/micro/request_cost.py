@@ -24,7 +24,6 @@ from actors.loops.options import LoopOptions
 from actors.verifier.loop import Target
 from actors.wire.link import LocalExchange
 from actors.wire.messages import ReplicaAddress
-from benchmarks.report import table
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.completions.writer import CompletionWriter
 from deployments.apis.writer import AnswerIdentity
@@ -36,6 +35,7 @@ from deployments.endpoints.loading import load_endpoints
 from engine.loading.settings import load_tokenizer
 from engine.loading.tokenizers import structure_tokenizer
 from engine.model.runner import Runner
+from evaluation.metrics import table
 
 _SIZES = (2_048, 151_936, 262_144)
 _EOS = 2

@@ -14,9 +14,9 @@ from actors.loops.thread import LoopThread
 from actors.replica import in_process
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import ReplicaAddress
-from benchmarks.hosts import Child, Host, Local
 from benchmarks.peers.contestant import Activity, Contestant, Workload
 from benchmarks.peers.replica import MakeRunner, MeasuredReplica, Role, Sweep, Times, replica_process
+from benchmarks.processes import Child, Host, Local
 from engine.loading.checkpoint import ModelSpec
 from engine.model.runner import Runner
 

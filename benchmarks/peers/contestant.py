@@ -8,7 +8,7 @@ from typing import Literal
 
 from actors.coordinator.request import Statistics
 from actors.loops.thread import LoopTimes
-from benchmarks.hosts import Pausable
+from benchmarks.processes import Pausable
 from decoding.sampling.params import SamplingParams
 
 # From "alternation" on, Consort.

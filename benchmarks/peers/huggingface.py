@@ -7,13 +7,13 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.hosts import Host
 from benchmarks.peers.contestant import Contestant, Text, Workload
+from benchmarks.processes import Host
 from decoding.sampling.history import History
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec, load_model
-from evaluation import limits
+from evaluation.speculation import agreement
 
 _PAD = 0
 
@@ -53,7 +53,7 @@ class HuggingFace:
     def agreement(self, text: Text) -> Tensor:
         """Return for each token of the target's answer whether the drafter samples the same, [N] bool."""
         logits = self._logits(self._drafter, text.prompt, text.answer)
-        return limits.agreement(logits, History(text.params, text.prompt, len(text.prompt)), text.answer)
+        return agreement(logits, History(text.params, text.prompt, len(text.prompt)), text.answer)
 
     @torch.inference_mode()
     def gap(self, prompt: list[int], answer: list[int], other: int, params: SamplingParams) -> float:

@@ -16,7 +16,7 @@ from actors.loops.thread import LoopThread, LoopTimes
 from actors.replica.roles import Role as ReplicaRole
 from actors.replica.roles import make_loop
 from actors.wire.link import LocalLink
-from benchmarks.hosts import Child
+from benchmarks.processes import Child
 from engine.loading.checkpoint import ModelSpec
 from engine.model.cuda import use_own_stream
 from engine.model.ragged_batch import RowInput
@@ -117,8 +117,8 @@ def replica_process(role: Role, spec: ModelSpec, colocated: ModelSpec | None = N
 
 
 def _open(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredReplica:
-    from actors.replica.replica import load_runner
     from actors.wire.zmq_link import ReplicaZmqLink
+    from engine.loading.runners import load_runner
 
     logging.disable_progress_bar()
     link = ReplicaZmqLink(spec.name, "127.0.0.1")

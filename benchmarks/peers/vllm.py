@@ -1,10 +1,56 @@
-"""vLLM on the CPU, in an environment of its own (`make bench-peers`): plain decoding."""
+"""vLLM on the CPU, in an environment of its own (`make bench-peers`): its worker, and plain decoding."""
 
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Self
 
 from benchmarks.peers.contestant import Contestant, Workload
-from benchmarks.processes import VllmWorker, vllm_environment
+from benchmarks.processes import Program
 from engine.loading.checkpoint import ModelSpec
+
+_WORKER = Path(__file__).with_name("vllm_worker.py")
+_NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # prefixes of variables
+
+
+class VllmWorker(Program):
+    """`vllm_worker.py` in vLLM's environment: it answers each line of JSON with one."""
+
+    def __init__(self, python: Path, role: str, *, log: Path, environment: Mapping[str, str]) -> None:
+        """role: `engine` or `load`."""
+        super().__init__([str(python), "-P", str(_WORKER), role], log=log, environment=environment, pipes=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def ask(self, question: object) -> dict[str, Any]:
+        """Raises RuntimeError if the worker has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"vLLM ended with status {self._process.wait()}; see {self._log}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def vllm_environment(threads: int | None) -> dict[str, str]:
+    """Return an environment that binds vLLM to `threads` cores; None: to as many as it chooses."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    return inherited | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "auto" if threads is None else ",".join(map(str, cores)),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
 
 
 class Vllm(Contestant):

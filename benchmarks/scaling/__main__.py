@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from benchmarks.figure import Curve, Panel, draw
-from benchmarks.report import write
+from benchmarks.report import Curve, Panel, draw, write
 from benchmarks.scaling.simulator import Scenario, simulate
 from decoding.drafts.length import choose_draft_lengths
 

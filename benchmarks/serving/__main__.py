@@ -15,13 +15,12 @@ from typing import Any
 
 import click
 
-from benchmarks.figure import Curve, Panel, draw
 from benchmarks.models import HELD_OUT, inflated
 from benchmarks.processes import free_port
-from benchmarks.report import ratios, table, write
-from benchmarks.serving.load import Load, LoadGenerator, LoadResult
-from benchmarks.serving.servers import MODEL, VllmServer, our_server
+from benchmarks.report import Curve, Panel, draw, ratios, write
+from benchmarks.serving.servers import MODEL, Load, LoadGenerator, LoadResult, VllmServer, our_server
 from deployments.configuration.config import ServerConfig, parse_config
+from evaluation.metrics import table
 
 ON, OFF, VLLM = "Consort", "Consort, speculate: false", "vLLM"
 _PAIRS: dict[str, tuple[Callable[[], Path], str]] = {  # the target, created if needed, and its dtype

@@ -9,7 +9,6 @@ import torch
 
 from actors.coordinator.request import Statistics
 from actors.loops.thread import LoopTimes
-from benchmarks.figure import Curve, Panel, draw
 from benchmarks.findings import (
     Comparison,
     Sameness,
@@ -22,7 +21,7 @@ from benchmarks.findings import (
 )
 from benchmarks.peers.contestant import Activity, Contestant, Kind, Record
 from benchmarks.peers.replica import Times
-from benchmarks.report import write
+from benchmarks.report import Curve, Panel, draw, write
 
 TIMES = Times(
     plain={1: 0.030, 2: 0.031, 3: 0.033, 5: 0.036}, target={1: 0.032, 2: 0.033, 3: 0.036, 5: 0.040}, draft_step_s=0.010

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import Child, Local
+from benchmarks.processes import Child, Local
 
 
 def three() -> list[int]:

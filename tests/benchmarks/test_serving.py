@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving.__main__ import OFF, ON, VLLM, LoadComparison, as_text
-from benchmarks.serving.load import Load, LoadGenerator, LoadResult
+from benchmarks.serving.servers import Load, LoadGenerator, LoadResult
 from evaluation.prompts import read_prompts
 
 PROMPTS = Path("models/heldout.jsonl")

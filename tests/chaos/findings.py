@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.report import table
+from evaluation.metrics import table
 from tests.chaos.load import Case, R, Transcript
 
 
@@ -112,5 +112,6 @@ def as_text(findings: Findings) -> str:
     tables = []
     for title, pauses in titles.items():
         rows = [[label, str(p.times), f"{p.median_s:.1f}", f"{p.most_s:.1f}"] for label, p in pauses.items()]
-        tables.append(table([title, "times", "median", "most"], rows))
-    return "\n\n".join(["\n".join(lines), *filter(None, tables)])
+        if rows:
+            tables.append(table([title, "times", "median", "most"], rows))
+    return "\n\n".join(["\n".join(lines), *tables])

@@ -13,11 +13,11 @@ from cli import shell
 from decoding.errors import ConfigError
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.paths import ROOT
-from evaluation import step_times
+from evaluation import speculation
 from evaluation.advice import advise, as_json, show
-from evaluation.limits import accepted_lengths
 from evaluation.profiling import DRAFT_LENGTHS, STREAMS, Profile
 from evaluation.prompts import read_prompts
+from evaluation.speculation import accepted_lengths
 from evaluation.workload import drafting_endpoint, pair_config
 
 SHORT = ("--count", "2", "--new-tokens", "20")
@@ -29,7 +29,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "_TIMING_S", 0.0)
+    monkeypatch.setattr(speculation, "_TIMING_S", 0.0)
 
 
 def profile(*, growth: float = 0.0, draft_step_s: float = 0.01, agrees: float = 1.0) -> Profile:

@@ -20,7 +20,7 @@ from training.distillation.loop import DistillationOptions
 from training.distillation.run import RunOptions
 from training.drafter import DrafterOptions, load_start, write_start
 from training.texts import TargetOptions, TextOptions, fitted
-from training.tiny.checkpoint import load
+from training.tiny.model import load
 
 
 def failure(*arguments: str) -> str:

@@ -5,8 +5,8 @@ B rows, T tokens, N answer tokens in the batch, K candidates, F features.
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +110,9 @@ class Batch:
         return first
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on a device."""
-        tensors = (self.tokens, self.counted, self.candidates, self.known, self.logprobs, self.is_drawn)
-        features = None if self.features is None else self.features.to(device, non_blocking=True)
-        tokens, counted, candidates, known, logprobs, is_drawn = (
-            tensor.to(device, non_blocking=True) for tensor in tensors
-        )
-        return Batch(tokens, counted, candidates, known, logprobs, is_drawn, features)
+        moved: list[Any] = [getattr(self, each.name) for each in fields(self)]
+        moved = [tensor if tensor is None else tensor.to(device, non_blocking=True) for tensor in moved]
+        return Batch(*moved)
 
     def starts(self, step: int) -> Tensor:
         """Return the answer tokens, of all N, after which `step` more follow in the same answer, [n] int64."""
@@ -145,17 +141,13 @@ class Lessons:
         kept = [index for index, chat in enumerate(chats) if chat.tokens and len(chat.prompt) < longest]
         self._chats = [chats[index] for index in kept]
         self._features = None if features is None else [features[index] for index in kept]
-        self._vocabulary = vocabulary
-        self._tokens = tokens
-        self._longest = longest
-        self._seed = seed
+        self._vocabulary, self._tokens, self._longest, self._seed = vocabulary, tokens, longest, seed
 
     def schedule(self, epochs: int) -> list[list[int]]:
         """Return the chats of each batch of all epochs, by their indices. More epochs begin with the same batches."""
         return [batch for epoch in range(epochs) for batch in self._epoch(epoch)]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the batch of these chats."""
         rows, counted, candidates, logprobs, answers = [], [], [], [], []
         for index in indices:
             chat, length = self._chats[index], self._length(index)
@@ -167,6 +159,9 @@ class Lessons:
             answers.append(tokens[len(chat.prompt) :])
         ids = torch.cat(candidates)
         known, drafted = self._vocabulary.find(ids)
+        features = None
+        if self._features is not None:
+            features = pad_sequence([self._features[index].read()[:-1] for index in indices], batch_first=True)
         return Batch(
             tokens=self._vocabulary.read(pad_sequence(rows, batch_first=True)),
             counted=pad_sequence(counted, batch_first=True),
@@ -174,12 +169,8 @@ class Lessons:
             known=known,
             logprobs=torch.cat(logprobs).float(),
             is_drawn=ids == torch.cat(answers)[:, None],
-            features=None if self._features is None else self._padded([self._features[index] for index in indices]),
+            features=features,
         )
-
-    @staticmethod
-    def _padded(features: Sequence[FeatureSlice]) -> Tensor:
-        return pad_sequence([each.read()[:-1] for each in features], batch_first=True)
 
     def _epoch(self, number: int) -> list[list[int]]:
         rng = random.Random(f"{self._seed}/{number}")

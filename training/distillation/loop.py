@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,9 @@ class Progress:
     elapsed_s: float = 0.0
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint holds."""
-        return {"step": self.step, "elapsed_s": self.elapsed_s}
+        return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
         self.step, self.elapsed_s = state["step"], state["elapsed_s"]
 
 
@@ -130,9 +128,7 @@ class _Trainer:
     """A student with its optimizers, and their newest state in a folder."""
 
     def __init__(self, student: Student, options: DistillationOptions, folder: Path) -> None:
-        self._student = student
-        self._options = options
-        self._folder = folder
+        self._student, self._options, self._folder = student, options, folder
         self._parameters = [parameter for parameter in student.module.parameters() if parameter.requires_grad]
         optimizers = student.optimizers(options.learning_rate)
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
@@ -154,19 +150,18 @@ class _Trainer:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * _rate(share)
         result = batch_result(self._student, self._model, batch, self._options, share)
+        self.progress.step += 1
         if result is None:
-            self.progress.step += 1
             return None
         if not math.isfinite(result.loss.item()):
             raise ConfigError(
-                f"the loss is {result.loss.item()} after {self.progress.step} steps: lower --learning-rate"
+                f"the loss is {result.loss.item()} after {self.progress.step - 1} steps: lower --learning-rate"
             )
         self.accelerator.backward(result.loss)
         self.accelerator.clip_grad_norm_(self._parameters, 1.0)
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        self.progress.step += 1
         return result
 
     def save(self) -> None:
@@ -180,7 +175,7 @@ class _Trainer:
             remove(self._folder / f"step-{step}")
 
     def finish(self) -> None:
-        """Make the student's module what it was before, but trained."""
+        """Unwrap the student's module."""
         self.accelerator.unwrap_model(self._model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
         self._student.module.eval()

@@ -11,7 +11,6 @@ N positions, K candidates, V vocabulary. p is the teacher, q the student.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import add
 from typing import Literal, get_args
 
 import torch
@@ -25,8 +24,7 @@ LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
 _LK_DECAY = 3.0
 _TINY = 1e-6
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(log q [N, K], p [N, K]) to the mean over positions, []"""
+Loss = Callable[[Tensor, Tensor], Tensor]  # (log q [N, K], p [N, K]) to the mean over positions, []
 
 LONGEST_DRAFT = 8
 
@@ -34,10 +32,7 @@ LONGEST_DRAFT = 8
 def teacher_probabilities(logprobs: Tensor, temperature: float) -> Tensor:
     """Return the teacher's probabilities of its candidates at a temperature above 0, [N, K] float32.
 
-    Below temperature 1 the tokens beyond the candidates count as impossible.
-
-    Args:
-        logprobs: [N, K] at temperature 1
+    Below temperature 1 the tokens beyond the candidates count as impossible. logprobs: [N, K] at temperature 1.
     """
     if temperature == 1.0:
         return logprobs.float().exp()
@@ -45,12 +40,7 @@ def teacher_probabilities(logprobs: Tensor, temperature: float) -> Tensor:
 
 
 def student_logprobs(logits: Tensor, rows: Tensor, temperature: float) -> Tensor:
-    """Return the student's log-probabilities of the candidates, [N, K] float32.
-
-    Args:
-        logits: [N, V]
-        rows: [N, K] int64, the candidates' rows in the student's vocabulary
-    """
+    """Return the student's log-probabilities, [N, K] float32, of the candidates' rows, [N, K] int64. logits: [N, V]."""
     scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
     return scaled.gather(-1, rows) - scaled.logsumexp(-1, keepdim=True)
 
@@ -95,17 +85,15 @@ class Rates:
 
     temperature: float
     positions: int
-    agreement: float
-    """share of positions where a draft's first token and the teacher have the same most probable token"""
-    shared_noise: list[float]
-    """both draw with the same Gumbel noise, and the tokens are equal"""
-    rejection: list[float]
-    """rejection sampling"""
+    agreement: float  # share of positions where a draft's first token is the teacher's most probable one
+    shared_noise: list[float]  # both draw with the same Gumbel noise, and the tokens are equal
+    rejection: list[float]  # rejection sampling
 
     @property
     def lengths(self) -> dict[str, list[float]]:
         """Tokens committed by a target step, the bonus included, for drafts of 1, 2, … tokens."""
-        return {"shared_noise": _lengths(self.shared_noise), "rejection": _lengths(self.rejection)}
+        kinds = {"shared_noise": self.shared_noise, "rejection": self.rejection}
+        return {kind: [1 + accepted for accepted in accumulate(rates)] for kind, rates in kinds.items()}
 
 
 @torch.no_grad()
@@ -120,11 +108,7 @@ def held_out_rates(
 ) -> list[Rates]:
     """Measure the rates by temperature of the texts. Drafts that a text is too short for don't count.
 
-    Args:
-        tokens: of a batch.
-        longest: tokens of a text that count, prompt included.
-        features: of each chat, if the student reads any.
-        bfloat16: of computing the student (autocast).
+    tokens, longest, features: as in `Lessons`. bfloat16: whether to compute the student in it (autocast).
     """
     student.module.eval()
     measured = []
@@ -201,7 +185,3 @@ def given_text(p: Tensor, q: Tensor, is_drawn: Tensor) -> tuple[Tensor, Tensor]:
     beyond = (1 - p.sum(-1)).clamp_min(0) + (1 - q.sum(-1)).clamp_min(0) / ratio
     shared = 1 / (torch.maximum(p, q / ratio[:, None]).sum(-1) + beyond).clamp_min(1)
     return shared * is_possible, ratio.clamp_max(1) * is_possible
-
-
-def _lengths(rates: Sequence[float]) -> list[float]:
-    return [1 + accepted for accepted in accumulate(rates, add)]

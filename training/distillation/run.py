@@ -1,25 +1,35 @@
-"""What all students of a target have in common: options, texts, distillation, and a report.
+"""What all students of a target have in common: options, texts, distillation, and a report of what a student is worth.
 
 Each stage leaves whole files in the work folder and is skipped where they are, so a run that was killed at any moment
 goes on.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import ConfigError
+from decoding.sampling.params import SamplingParams
+from engine.heads.proposer import HeadsKind, HeadsSpec
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner, load_with_heads
+from engine.model.runner import Runner
+from evaluation.speculation import SpeculationLimits, time_heads, time_steps
 from training.distillation.lessons import FeatureSlice, Lessons, Student
 from training.distillation.loop import DistillationOptions, distil
-from training.distillation.rates import Rates, held_out_rates
-from training.distillation.report import StepTimes, StudentReport
+from training.distillation.rates import LONGEST_DRAFT, Rates, held_out_rates
 from training.files import whole_folder
-from training.texts import Chat, Report, TargetOptions, TextOptions, fitted, load_target_tokenizer, write_missing
+from training.texts import Report, TargetOptions, TextOptions, fitted, load_target_tokenizer, write_missing
+
+_DRAFT_LENGTHS = range(1, LONGEST_DRAFT + 1)
+_GAMMAS = [f"γ = {length}" for length in _DRAFT_LENGTHS]
+_TIMED_LENGTH = 256  # tokens of the cache while steps are timed
+_PARAMS = SamplingParams(max_tokens=1)
+_KINDS = {"shared_noise": "shared noise", "rejection": "rejection"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,42 @@ class RunOptions:
         return named | distillation | {"tokens_per_step": self.tokens_per_step, "seed": self.seed}
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a step of one stream on this machine, each model alone."""
+
+    target_s: list[float]  # of a target that reads 1, 2, … tokens; the first is plain decoding
+    drafter_s: float  # for one token of a draft
+
+
+def time_drafter(target: TargetOptions, drafter: Path) -> StepTimes:
+    """Time the steps of a target, then those of its drafter. Raises ConfigError if one can't be loaded or served."""
+    spec = _timed_spec(target)
+    target_s = _time_target(load_runner(spec))
+    runner = load_runner(replace(spec, name="drafter", path=str(drafter)))
+    return StepTimes(target_s, time_steps(runner, [(1, 1)], _PARAMS).seconds[1, 1])
+
+
+def time_heads_of(target: TargetOptions, folder: Path, kind: HeadsKind) -> StepTimes:
+    """Time the target's steps, and the heads' part for each token of the longest draft. Raises as `time_drafter`."""
+    heads_spec = HeadsSpec(name="heads", path=str(folder), kind=kind, min_acceptance=0.0)
+    runner, _, heads = load_with_heads(_timed_spec(target), heads_spec)
+    target_s = _time_target(runner)
+    length = min(LONGEST_DRAFT, heads.length)
+    call_s, token_s = time_heads(heads, runner, 1, length)
+    return StepTimes(target_s, token_s + call_s / length)
+
+
+def _timed_spec(target: TargetOptions) -> ModelSpec:
+    return replace(target.spec(), slots=1, max_length=_TIMED_LENGTH)
+
+
+def _time_target(runner: Runner) -> list[float]:
+    steps = [(1, width) for width in range(1, LONGEST_DRAFT + 2)]
+    times = time_steps(runner, steps, _PARAMS).seconds
+    return [times[step] for step in steps]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """A trained student, and what its report says of it."""
@@ -52,6 +98,7 @@ class Made:
     command: str
     start: str  # what it was made from
     parameters: int
+    settings: Mapping[str, object]  # its own that the weights depend on
     before: Sequence[Rates]
     save: Callable[[Path], None]
     time_steps: Callable[[Path], StepTimes]  # of the saved student
@@ -70,10 +117,8 @@ class StudentRun:
         check_output(options.output)
         if options.target.threads is not None:
             torch.set_num_threads(options.target.threads)
-        self.tokenizer: PreTrainedTokenizerBase = load_target_tokenizer(options.target.path)
+        self.tokenizer = load_target_tokenizer(options.target.path)
         self.options = replace(options, target=fitted(options.target))
-        self.training: list[Chat]
-        self._held_out: list[Chat]
         self.training, self._held_out = write_missing(
             self.options.target, options.texts, options.work, self.tokenizer, report=report
         )
@@ -103,33 +148,38 @@ class StudentRun:
 
     def rates(self, student: Student, features: Sequence[FeatureSlice] | None = None) -> list[Rates]:
         """Measure a student on the texts that are held out. features: of each, if it reads any."""
-        measure = partial(held_out_rates, tokens=self.options.tokens_per_step, longest=self.options.target.longest)
-        if features is None:
-            return measure(student, self._held_out)
-        return measure(student, self._held_out, features=features, bfloat16=self.options.distillation.bfloat16)
+        return held_out_rates(
+            student,
+            self._held_out,
+            tokens=self.options.tokens_per_step,
+            longest=self.options.target.longest,
+            features=features,
+            bfloat16=features is not None and self.options.distillation.bfloat16,
+        )
 
-    def finish(
-        self, made: Made, own_settings: Mapping[str, object], features: Sequence[FeatureSlice] | None = None
-    ) -> None:
+    def finish(self, made: Made, features: Sequence[FeatureSlice] | None = None) -> None:
         """Write the output folder, with the report. features: as in `rates`."""
         options = self.options
         with whole_folder(options.output) as unfinished:
             made.save(unfinished)
             self._report("measuring what was made")
-            StudentReport(
+            report = StudentReport(
                 made=made.name,
                 command=made.command,
                 target=options.target.path,
                 start=made.start,
                 parameters=made.parameters,
-                settings={**options.settings(), **own_settings},
+                settings={**options.settings(), **made.settings},
                 texts=len(self.training),
                 tokens=sum(len(chat.tokens) for chat in self.training),
                 held_out_texts=len(self._held_out),
                 before=made.before,
                 after=self.rates(made.student, features),
                 steps=made.time_steps(unfinished),
-            ).write(unfinished)
+            )
+            document = json.dumps(report.document(), indent=1) + "\n"
+            (unfinished / "report.json").write_text(document, encoding="utf-8")
+            (unfinished / "report.md").write_text(report.text(), encoding="utf-8")
         self._report(f"{options.output}: {made.parameters:,} parameters; see report.md there")
 
 
@@ -137,3 +187,84 @@ def check_output(output: Path) -> None:
     """Raise ConfigError unless a folder can be written there."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output {output} is there already: give another, or remove it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudentReport:
+    """What was made of what: acceptance before and after, step times, and the speed-up to expect of them."""
+
+    made: str
+    command: str
+    target: str
+    start: str
+    parameters: int
+    settings: Mapping[str, object]
+    texts: int
+    tokens: int
+    held_out_texts: int
+    before: Sequence[Rates]
+    after: Sequence[Rates]
+    steps: StepTimes
+
+    def document(self) -> dict[str, object]:
+        """Return it for JSON."""
+        speed_up = [
+            {
+                "temperature": rates.temperature,
+                "verification": kind,
+                "alternating": [limits.alternating for limits in self._limits(rates, kind)],
+                "hidden": [limits.hidden for limits in self._limits(rates, kind)],
+            }
+            for rates in self.after
+            for kind in _KINDS
+        ]
+        measured = {
+            name: [asdict(rates) | {"lengths": rates.lengths} for rates in each]
+            for name, each in (("before", self.before), ("after", self.after))
+        }
+        return asdict(self) | measured | {"speed_up": speed_up}
+
+    def text(self) -> str:
+        """Return it in Markdown."""
+        lengths, positions, speed_ups = [], [], []
+        for kind, name in _KINDS.items():
+            for when, rates in [("before", each) for each in self.before] + [("after", each) for each in self.after]:
+                agreement = f"{rates.agreement:.3f}"
+                lengths.append([rates.temperature, name, when, agreement, *_numbers(rates.lengths[kind])])
+            for rates in self.after:
+                positions.append([rates.temperature, name, *_numbers(getattr(rates, kind), 3)])
+                alternating = [limits.alternating for limits in self._limits(rates, kind)]
+                speed_ups.append([rates.temperature, name, *_numbers(alternating)])
+        plain_ms, *verify_ms = (1e3 * seconds for seconds in self.steps.target_s)
+        return (
+            f"# {self.made} for {self.target}\n\n"
+            f"Made by `{self.command}` from {self.start}: {self.parameters:,} parameters, trained on\n"
+            f"{self.texts:,} texts of the target ({self.tokens:,} tokens), measured on {self.held_out_texts} others.\n"
+            "\n## Acceptance\n"
+            "Tokens that a step of the target commits, its own included, for drafts of γ tokens.\n\n"
+            + _table(["temperature", "verification", "training", "agreement", *_GAMMAS], lengths)
+            + "\nProbability that at least so many tokens of a draft are accepted, after training:\n\n"
+            + _table(["temperature", "verification", *_DRAFT_LENGTHS], positions)
+            + "\n## Speed\n"
+            f"One stream on this machine: a draft token takes {1e3 * self.steps.drafter_s:.2f} ms and "
+            f"a token of the target {plain_ms:.2f} ms.\nTo verify γ tokens takes the target, in ms:\n\n"
+            + _table([*_GAMMAS], [_numbers(verify_ms)])
+            + "\nSo the most to expect over plain decoding, both on one device, is:\n\n"
+            + _table(["temperature", "verification", *_GAMMAS], speed_ups)
+        )
+
+    def _limits(self, rates: Rates, kind: str) -> list[SpeculationLimits]:
+        """Return the limits of the speed-up for drafts of 1, 2, … tokens."""
+        times = self.steps
+        return [
+            SpeculationLimits(length, times.target_s[0], times.target_s[length], times.drafter_s, tokens)
+            for length, tokens in enumerate(rates.lengths[kind], start=1)
+        ]
+
+
+def _numbers(values: Sequence[float], digits: int = 2) -> list[str]:
+    return [f"{value:.{digits}f}" for value in values]
+
+
+def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in (header, ["---"] * len(header), *rows))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from training.tiny.checkpoint import conversation_text
 from training.tiny.corpus import Document, Kind, cut
 
 Mix = Mapping[Kind, float]
@@ -28,14 +28,13 @@ def encode(
 ) -> dict[Kind, list[list[int]]]:
     """Return token pieces by kind. Each starts with BOS; EOS ends a document's last piece and each chat turn."""
     generator = random.Random(seed)
-    texts: dict[Kind, list[str]] = {}
+    eos = str(tokenizer.eos_token)
+    texts: dict[Kind, list[str]] = defaultdict(list)
     for document in documents:
         if document.turns:
-            texts.setdefault(document.kind, []).append(conversation_text(document.turns))
-            continue
+            texts[document.kind].append("".join(f"<|{turn.role}|>{turn.text}{eos}" for turn in document.turns))
         for piece in cut(document, generator):
-            text = piece.text + str(tokenizer.eos_token) if piece.last else piece.text
-            texts.setdefault(document.kind, []).append(text)
+            texts[document.kind].append(piece.text + eos if piece.last else piece.text)
     return {kind: tokenizer(pieces, verbose=False)["input_ids"] for kind, pieces in texts.items()}
 
 
@@ -50,28 +49,18 @@ class Stream:
         self._rest: list[int] = []
 
     def rows(self, count: int, length: int) -> Tensor:
-        """Return the next `count` rows.
-
-        Returns:
-            int64, (count, length)
-        """
+        """Return the next rows, [count, length] int64."""
         while len(self._rest) < count * length:
             self._rest.extend(self._next_piece())
         taken, self._rest = self._rest[: count * length], self._rest[count * length :]
         return torch.tensor(taken).view(count, length)
 
-    def prompts(self, count: int, length: int) -> Tensor:
-        """Return the first `length` tokens of the next `count` pieces that are longer.
-
-        Returns:
-            int64, (count, length)
-        """
-        prompts: list[Sequence[int]] = []
-        while len(prompts) < count:
+    def prompt(self, length: int) -> list[int]:
+        """Return the first `length` tokens of the next piece that is longer."""
+        while True:
             piece = self._next_piece()
             if len(piece) > length:
-                prompts.append(piece[:length])
-        return torch.tensor(prompts)
+                return list(piece[:length])
 
     def _next_piece(self) -> Sequence[int]:
         kind = min(self._mix, key=lambda kind: self._used[kind] / self._mix[kind])
@@ -121,20 +110,20 @@ def write_prompts(documents: Sequence[Document], tokenizer: PreTrainedTokenizerF
 def training_prompts(stream: Stream, tokenizer: PreTrainedTokenizerFast, count: int, *, seed: int) -> list[str]:
     """Return the beginnings of the next `count` pieces, without special tokens."""
     generator = random.Random(seed)
-    pieces = [stream.prompts(1, generator.choice(TRAINING_TOKENS))[0] for _ in range(count)]
+    pieces = [stream.prompt(generator.choice(TRAINING_TOKENS)) for _ in range(count)]
     return [str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces]
 
 
 def _draw(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, generator: random.Random) -> str:
     """Return consecutive lines of a random document, without the last newline."""
     while True:
-        document = generator.choice(documents)
-        lines = document.text.splitlines(keepends=True)
+        lines = generator.choice(documents).text.splitlines(keepends=True)
         start, wanted = generator.randrange(len(lines)), generator.randint(80, 320)
         text = ""
-        while start < len(lines) and len(text) < wanted:
-            text += lines[start]
-            start += 1
+        for line in lines[start:]:
+            if len(text) >= wanted:
+                break
+            text += line
         text = text.rstrip("\n")
         if text.strip() and len(tokenizer(text)["input_ids"]) in TOKENS:
             return text

@@ -1,18 +1,65 @@
-"""Heads as students: where their drafts start, that they learn, and that a killed training goes on to the same bits."""
+"""Heads as students of made-up chats, with made-up hidden states from which the next tokens follow."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from tests.training.distillation.chats import make_chats
-from tests.training.heads.students import MadeUp, eagle3_student, lessons, medusa_student
-from training.distillation.lessons import Student
+from decoding.sampling.params import SamplingParams
+from engine.heads.eagle3 import Eagle3Head
+from engine.heads.eagle3_proposer import Eagle3Proposer
+from engine.heads.medusa import MedusaHeads
+from engine.heads.proposer import DraftStart, Reading
+from engine.model.ragged_batch import RowInput
+from engine.model.runner import Runner
+from tests.support.heads import STATES, new_eagle3
+from tests.support.models import tiny_model
+from tests.training.distillation.chats import TOKENS, make_chats, make_model
+from training.distillation.lessons import Lessons, Student, StudentVocabulary
 from training.distillation.loop import DistillationOptions, distil
 from training.distillation.rates import held_out_rates
+from training.head_students import Eagle3Student, MedusaStudent, start_head, unroll
 from training.texts import Chat
+
+MODEL = make_model()
+SIZE = 16
+IDS = list(range(1, TOKENS))
+VOCABULARY = StudentVocabulary.of_heads(IDS, TOKENS)
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Hidden states of a chat."""
+
+    chat: Chat
+
+    def read(self) -> Tensor:
+        tokens = torch.tensor([*self.chat.prompt, *self.chat.tokens])
+        table = torch.randn(TOKENS, 3 * SIZE, generator=torch.Generator().manual_seed(4))
+        return table[tokens].bfloat16()
+
+
+def lessons(chats: Sequence[Chat] | None = None) -> Lessons:
+    chats = make_chats(24) if chats is None else chats
+    return Lessons(chats, VOCABULARY, tokens=64, longest=64, seed=1, features=[MadeUp(chat) for chat in chats])
+
+
+def eagle3_student(steps: int = 3) -> Eagle3Student:
+    features = torch.cat([MadeUp(chat).read() for chat in make_chats(2)])
+    head = start_head(MODEL, IDS, features, seed=0)
+    embedding = MODEL.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    return Eagle3Student(head, embedding.detach(), VOCABULARY, steps=steps)
+
+
+def medusa_student() -> MedusaStudent:
+    torch.manual_seed(0)
+    rows = torch.randn(len(IDS), SIZE)
+    return MedusaStudent(MedusaHeads(3, 1, SIZE), nn.Identity(), rows, VOCABULARY)
+
 
 OPTIONS = DistillationOptions(epochs=4, learning_rate=2e-2, device="cpu", bfloat16=False, save_every_s=0.0)
 RATES = {eagle3_student: 2e-2, medusa_student: 0.4}
@@ -104,3 +151,46 @@ def test_heads_without_a_token_can_not_draft_it() -> None:
     assert known.tolist() == [False, True, True]
     assert rows.tolist() == [0, 0, 38]
     assert student.vocabulary.read(torch.tensor([0, 39])).tolist() == [0, 39]
+
+
+TARGET = tiny_model("llama-gqa")
+TEXT = [5, 9, 14, 3, 27, 8, 11, 2, 19]
+STEPS = 5
+
+
+def served(head: Eagle3Head, text: list[int]) -> list[int]:
+    runner = Runner(TARGET, slots=2, max_length=64, max_query=64)
+    runner.keep_hidden_states(STATES)
+    runner.logits([RowInput(0, 0, text[:-1])])
+    assert runner.hidden is not None
+    proposer = Eagle3Proposer(head.eval().requires_grad_(False), runner)
+    rows = list(range(len(text) - 1))
+    proposer.read([Reading(0, 0, text[1:], rows, rows[-1])], runner.hidden)
+    start = DraftStart(0, len(text), SamplingParams(max_tokens=1, temperature=0))
+    (choices,) = proposer.propose([start], STEPS, 2)
+    return [choice.tokens[0] for choice in choices]
+
+
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+@torch.no_grad()
+def test_a_served_head_drafts_what_the_unrolled_one_does(norm_before_residual: bool) -> None:
+    head = new_eagle3(TARGET, norm_before_residual=norm_before_residual)
+    drafted = served(head, TEXT)
+    runner = Runner(TARGET, slots=2, max_length=64, max_query=64)
+    tokens = [*TEXT, *drafted]
+    features = runner.hidden_states([RowInput(0, 0, tokens)], STATES).layers
+    embedding = TARGET.get_input_embeddings()
+    outputs = unroll(head, features[None], embedding(torch.tensor([tokens])), STEPS)
+    last = len(TEXT) - 2  # the last token whose states the target has left
+    assert [int(head.logits(output[0, last]).argmax()) for output in outputs] == drafted
+
+
+@torch.no_grad()
+def test_a_draft_does_not_see_what_follows_its_start() -> None:
+    head = new_eagle3(TARGET)
+    features, embeddings = torch.randn(1, 8, head.fc.in_features), torch.randn(1, 8, head.hidden_size)
+    changed = features.clone()
+    changed[:, 4:] += 1
+    for before, after in zip(unroll(head, features, embeddings, 3), unroll(head, changed, embeddings, 3), strict=True):
+        assert torch.allclose(before[:, :4], after[:, :4])
+        assert not torch.allclose(before[:, 4:], after[:, 4:])

@@ -19,7 +19,7 @@ from decoding.sampling.sampler import sample
 from tests.support.models import VOCAB, tiny_model
 from tests.support.trimmed import copied, save_trimmed
 from tests.support.waiting import wait_until
-from training.adaptation.learner import AdaptingDrafter, RecentTexts, TextBatch
+from training.adaptation import AdaptingDrafter, RecentTexts, TextBatch
 from training.distillation.lessons import StudentVocabulary
 
 ALL = StudentVocabulary(torch.arange(VOCAB), VOCAB)

@@ -1,10 +1,11 @@
-"""An EAGLE-3 head as a student: where it starts from, how it drafts on its own output while trained, and its files.
+"""EAGLE-3 and Medusa heads as students: where they start from, how they draft while trained, and their files.
 
 Drafting from every position of many texts at once is training-time test: Li et al., arXiv 2503.01840, section 3.2.
 B rows, T tokens, h heads, W rows of the output layer.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,21 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from engine.heads.eagle3 import Eagle3Head
+from engine.heads.medusa import MedusaHeads
 from training.distillation.lessons import Batch, StudentVocabulary
 from training.files import write_checkpoint
 
+# What a file says of the layer, of its configuration in transformers.
 _LAYER_KEYS = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "hidden_act",
-    "attention_bias",
-    "mlp_bias",
-)
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act",
+    "attention_bias", "mlp_bias",
+)  # fmt: skip
 _USUAL_DRAFT = 5
 _HEAD_DIM = 64
 _BETAS = (0.9, 0.95)
 _DECAY = 0.01
-_OTHER_RATE = 0.15  # of AdamW's learning rate, in parts of Muon's
+_OTHER_RATE, _MEDUSA_RATE = 0.15, 0.05  # of AdamW, in parts of the learning rate, which is Muon's
 _STD = 0.02
 _FIRST_TOKEN = 0.4  # of the training
 
@@ -106,7 +98,6 @@ class Eagle3Student:
         return 1 if share < _FIRST_TOKEN else self._steps
 
     def optimizers(self, learning_rate: float) -> list[Optimizer]:
-        """Return Muon for the matrices inside, and AdamW for the output layer and the norms."""
         inside: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in self.head.named_parameters():
@@ -118,7 +109,7 @@ class Eagle3Student:
         ]
 
     def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Student`. No draft starts with an answer's first token: the target has run no token of the answer."""
+        """No draft starts with an answer's first token: the target has run no token of the answer."""
         starts = [each[~batch.first[each]] for each in map(batch.starts, range(steps))]
         # Two tokens before the first of a draft is the last whose hidden states are there.
         cells = batch.counted.flatten().nonzero()[:, 0] - 1  # [N]
@@ -235,5 +226,73 @@ def save_eagle3(head: Eagle3Head, layers: Sequence[int], target: str, folder: Pa
         "eagle_aux_hidden_state_layer_ids": list(layers),
         "norm_before_residual": layer.norm_before_residual,
         "torch_dtype": "bfloat16",
+    }
+    write_checkpoint(tensors, config, folder)
+
+
+class MedusaStudent:
+    """A `Student` whose module reads the target's last hidden state. The target's output layer stays as it is."""
+
+    def __init__(self, heads: MedusaHeads, norm: nn.Module, output_rows: Tensor, vocabulary: StudentVocabulary) -> None:
+        """
+        norm: the target's last, between its last layer and its output layer.
+        output_rows: [W, H] of the target's output layer, for the tokens of the vocabulary.
+        """
+        self.heads = heads
+        self.module: nn.Module = _WithOutput(heads, norm, output_rows)
+        self.vocabulary = vocabulary
+
+    def steps(self, share: float) -> int:
+        return self.heads.count
+
+    def optimizers(self, learning_rate: float) -> list[Optimizer]:
+        return [
+            AdamW(self.heads.parameters(), lr=_MEDUSA_RATE * learning_rate, betas=_BETAS, weight_decay=0.0, fused=True)
+        ]
+
+    def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """No draft starts with an answer's first token: the target has run no token of the answer."""
+        starts = [each[~batch.first[each]] for each in map(batch.starts, range(min(steps, self.heads.count)))]
+        if not len(starts[0]):
+            return  # no text has a second token, and the heads don't run on nothing
+        assert batch.features is not None
+        cells = batch.counted.flatten().nonzero()[starts[0], 0] - 1  # [n]
+        logits = module(batch.features.flatten(0, 1)[cells])  # [K, n, W]
+        for each, of_head in zip(starts, logits, strict=False):
+            yield each, of_head[torch.isin(starts[0], each)]
+
+
+class _WithOutput(nn.Module):
+    """The heads between the target's last layer and some rows of its output layer."""
+
+    output_rows: Tensor  # [W, H]
+
+    def __init__(self, heads: MedusaHeads, norm: nn.Module, output_rows: Tensor) -> None:
+        super().__init__()
+        self.heads = heads
+        self._norm: Sequence[nn.Module] = (norm,)  # in a sequence: it is not of this module, nor of its checkpoints
+        self.register_buffer("output_rows", output_rows, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return [K, n, W] logits. features: [n, k · H], whose last H are the last layer's output."""
+        size = self.output_rows.shape[1]
+        with torch.no_grad():
+            hidden = self._norm[0](features[:, -size:]).to(self.heads.weight.dtype)
+        logits: Tensor = self.heads(hidden, partial(functional.linear, weight=self.output_rows))
+        return logits
+
+
+def save_medusa(heads: MedusaHeads, target: str, folder: Path) -> None:
+    """Write heads of one layer each, bfloat16, in the format of Medusa's version 2."""
+    tensors: dict[str, Tensor] = {}
+    for head in range(heads.count):
+        tensors[f"{head}.0.linear.weight"] = heads.weight[head, 0]
+        tensors[f"{head}.0.linear.bias"] = heads.bias[head, 0]
+    config: dict[str, object] = {
+        "version": "2",
+        "medusa_num_heads": heads.count,
+        "medusa_num_layers": 1,
+        "hidden_size": heads.weight.shape[-1],
+        "base_model_name_or_path": target,
     }
     write_checkpoint(tensors, config, folder)

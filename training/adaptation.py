@@ -1,14 +1,23 @@
-"""Rounds of learning from committed texts, in small steps between which the learner can pause.
+"""`python -m training.adaptation`, which a drafter's replica starts: learns from committed texts while that is idle.
 
 After Liu et al. 2023, "Online speculative decoding", arXiv 2310.07177, but from tokens alone: the target's
 probabilities stay where they are. B rows, T tokens, N answer tokens in a batch.
 """
 
+import os
 import random
+import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -17,13 +26,27 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from actors.loops.adaptation import Checked, CommittedText
+from actors.loops.adaptation import (
+    Begin,
+    Checked,
+    CommittedText,
+    Failed,
+    Pause,
+    Texts,
+    ToLearner,
+    Work,
+    read_for_learner,
+    write_message,
+)
 from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
 from decoding.sampling.noise import gumbel
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import process
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.draft_vocabulary import save_draft_vocabulary
+from engine.loading.settings import is_trimmed
 from training.distillation.lessons import StudentVocabulary
-from training.drafter import counted_logits
+from training.drafter import counted_logits, load_student
 
 LONGEST = 1024  # tokens of a text, its last ones
 _TOKENS = 512  # of a batch: small ones, for recent texts are few
@@ -31,6 +54,8 @@ _HELD_OUT = 4  # every fourth text is never learned
 _BETAS = (0.9, 0.95)
 _START_SHARE = 0.1  # of the divergence from the drafter's files in the loss, so that it does not forget
 _CERTAINTY = 2.0  # standard deviations by which a difference counts
+
+Inbox = SimpleQueue[ToLearner | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +70,6 @@ class TextBatch:
 
     @classmethod
     def gather(cls, texts: Sequence[CommittedText], vocabulary: StudentVocabulary) -> "TextBatch":
-        """Return texts as a batch."""
         rows, counted, answers, temperatures, requests = [], [], [], [], []
         for text in texts:
             cut = max(0, len(text.tokens) - LONGEST)
@@ -76,7 +100,6 @@ class RecentTexts:
         self.new = 0  # since the last `start_round`
 
     def add(self, texts: Sequence[CommittedText]) -> None:
-        """Add texts, the newest last."""
         for text in texts:
             (self._training if self._seen % _HELD_OUT else self._held_out).append(text)
             self._seen += 1
@@ -137,7 +160,6 @@ class AdaptingDrafter:
         return self._in_round or self._texts.new >= self._update_after
 
     def add(self, texts: Sequence[CommittedText]) -> None:
-        """Add texts for the next round."""
         self._texts.add(texts)
 
     def step(self) -> Checked | None:
@@ -170,7 +192,8 @@ class AdaptingDrafter:
             folder, published = self._save(self._published), learned
         elif gain < -certain:
             self._revert()
-        yield Checked(sum(map(len, held_out)), _share(start), _share(published), folder)
+        before, after = (hits.float().mean().item() for hits in (start, published))
+        yield Checked(sum(map(len, held_out)), before, after, folder)
 
     def _revert(self) -> None:
         """Go on from the published weights."""
@@ -221,5 +244,82 @@ class AdaptingDrafter:
         return torch.cat(drafts) == batch.answers
 
 
-def _share(hits: Tensor) -> float:
-    return hits.float().mean().item()
+def main() -> None:
+    """Learn until the pipe ends, in one thread with idle priority. Texts stay in memory, weights cross in a folder."""
+    torch.set_num_threads(1)
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        os.nice(19)
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no message
+    inbox: Inbox = SimpleQueue()
+    Thread(target=_read, args=(sys.stdin.buffer, inbox), daemon=True).start()
+    begin = inbox.get()
+    assert isinstance(begin, Begin)
+    with tempfile.TemporaryDirectory(prefix="consort-adaptation-") as folder:
+        try:
+            _work(_load(begin, folder), inbox, output)
+        except Exception as error:
+            with suppress(OSError):  # the replica may have ended
+                write_message(output, Failed(f"{type(error).__name__}: {error}"))
+
+
+def _read(stream: IO[bytes], inbox: Inbox) -> None:
+    while (message := read_message(stream, to_learner)) is not None:
+        inbox.put(message)
+    inbox.put(None)
+
+
+def _load(begin: Begin, folder: str) -> AdaptingDrafter:
+    spec = ModelSpec(
+        name="drafter",
+        path=begin.path,
+        revision=begin.revision,
+        trust_remote_code=begin.trust_remote_code,
+        safetensors_only=begin.safetensors_only,
+        adapter=begin.adapter,
+        dtype="float32",
+        device="cpu",
+    )
+    model, vocabulary = load_student(spec)
+    return AdaptingDrafter(
+        model,
+        vocabulary,
+        texts=begin.texts,
+        update_after=begin.update_after,
+        learning_rate=begin.learning_rate,
+        save=partial(_save, vocabulary, folder),
+    )
+
+
+def _save(vocabulary: StudentVocabulary, folder: str, model: PreTrainedModel) -> str:
+    """Write a checkpoint, which the replica removes, into a new folder in `folder`. Return its path."""
+    path = tempfile.mkdtemp(dir=folder)
+    model.save_pretrained(path)
+    if is_trimmed(model.config):
+        save_draft_vocabulary(vocabulary.tokens.tolist(), Path(path))
+    return path
+
+
+def _work(drafter: AdaptingDrafter, inbox: Inbox, output: IO[bytes]) -> None:
+    """Take a step at a time, while the replica is idle and there is something to learn."""
+    working = False
+    while True:
+        while not (working and drafter.due) or not inbox.empty():
+            match inbox.get():
+                case Texts(texts):
+                    drafter.add(texts)
+                case Work():
+                    working = True
+                case Pause():
+                    working = False
+                case None:
+                    return
+        result = drafter.step()
+        if result is not None:
+            write_message(output, result)
+
+
+if __name__ == "__main__":
+    main()

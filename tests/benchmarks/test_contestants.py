@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks.findings import run_comparison
-from benchmarks.hosts import Local
 from benchmarks.peers import contestant as turns
 from benchmarks.peers import vllm_worker
 from benchmarks.peers.consort import in_threads, measure_times
 from benchmarks.peers.contestant import Contestant, Workload
 from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
+from benchmarks.processes import Local
 from engine.model.runner import Runner
 from tests.support import reference
 from tests.support.models import tiny_model
