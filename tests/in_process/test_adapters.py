@@ -111,8 +111,10 @@ def mixed(folder: Path, drafts: str = "", **params: Any) -> list[Request]:
     ]
 
 
-def expected(models: dict[str | None, PreTrainedModel], requests: Sequence[Request]) -> list[list[int]]:
-    """Return transformers' own greedy texts."""
+@pytest.fixture(scope="module")
+def expected(folder: Path, models: dict[str | None, PreTrainedModel]) -> list[list[int]]:
+    """Return transformers' own greedy texts for the mixed requests."""
+    requests = mixed(folder, temperature=0)
     texts = [reference.generate(models[NAMES[i % 3]], [r.prompt], [r.params])[0] for i, r in enumerate(requests)]
     assert len({tuple(line) for line in texts[:3]}) == 3  # each adapter changes the text
     return texts
@@ -136,17 +138,16 @@ def accepted(answers: Sequence[list[Delta]]) -> int:
     ids=str,
 )
 def test_greedy_texts_are_those_of_transformers_with_peft(
-    how: dict[str, Any], folder: Path, models: dict[str | None, PreTrainedModel]
+    how: dict[str, Any], folder: Path, models: dict[str | None, PreTrainedModel], expected: list[list[int]]
 ) -> None:
     requests = mixed(folder, how.get("drafts", ""), temperature=0)
     with running(folder, **how) as engine:
         answers = engine.generate(requests)
-    texts = expected(models, requests)
     for name in NAMES:
         own = [i for i in range(COUNT) if NAMES[i % 3] == name]
         prompts, params = [requests[i].prompt for i in own], [requests[i].params for i in own]
         outputs = tokens([answers[i] for i in own])
-        reference.assert_same(models[name], prompts, params, outputs, [texts[i] for i in own])
+        reference.assert_same(models[name], prompts, params, outputs, [expected[i] for i in own])
     if how.get("drafts"):
         assert accepted(answers) > 0
 
@@ -215,10 +216,8 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_requests_alone(folder: Path)
 
 
 @pytest.mark.timeout(60)
-def test_requests_that_wait_for_a_slot_do_not_keep_their_adapter(
-    folder: Path, models: dict[str | None, PreTrainedModel]
-) -> None:
+def test_requests_that_wait_for_a_slot_do_not_keep_their_adapter(folder: Path, expected: list[list[int]]) -> None:
     """The target has room for one request and one adapter."""
     requests = mixed(folder, temperature=0)
     with running(folder, adapters_at_run_time=1, slots=1) as engine:
-        assert tokens(engine.generate(requests)) == expected(models, requests)
+        assert tokens(engine.generate(requests)) == expected

@@ -165,7 +165,7 @@ PARAMETERS: list[dict[str, Any]] = [
     {"allowed_token_ids": tuple(range(6, 1500))},
     {"forced_bos_token_id": 400, "forced_eos_token_id": EOS, "min_tokens": 20},
     {"stop_token_ids": (13,), "begin_suppress_tokens": (291,)},
-    {"typical_p": 0.8, "min_tokens": 40},
+    {"typical_p": 0.8, "min_tokens": 28},
 ]
 
 

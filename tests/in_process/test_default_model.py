@@ -98,7 +98,7 @@ def model() -> Iterator[DefaultModel]:
 
 @torch.no_grad()
 def test_greedy_texts_are_those_of_generate(model: DefaultModel) -> None:
-    assert model.check(QUESTIONS, max_tokens=32) > 0
+    assert model.check(QUESTIONS, max_tokens=20) > 0
 
 
 @pytest.mark.parametrize("path", [None, "models/smollm2-drafter"])

@@ -110,11 +110,12 @@ def reference(names: Sequence[str], options: BlendParams, prompt: Sequence[int],
     "options", BLENDS, ids=lambda o: f"{o.kind} {o.form if o.kind == 'contrastive' else ''}{o.weights}"
 )
 def test_blends_are_those_of_plain_forwards_with_drafts_and_without(options: BlendParams) -> None:
-    expected = [reference(("first", "second"), options, prompt, params(i)) for i, prompt in enumerate(PROMPTS)]
+    prompts = PROMPTS[::2]
+    expected = [reference(("first", "second"), options, prompt, params(i)) for i, prompt in enumerate(prompts)]
     for drafter, runner in ((None, Runner), ("drafter", SlowRunner), ("second", SlowRunner)):
         with running(runner=runner, both="second" if drafter == "second" else "") as engine:
             endpoint = ensemble(options, drafter=drafter)
-            answers = engine.generate([Request(endpoint, prompt, params(i)) for i, prompt in enumerate(PROMPTS)])
+            answers = engine.generate([Request(endpoint, prompt, params(i)) for i, prompt in enumerate(prompts)])
         assert [tokens(answer) for answer in answers] == expected
         accepted = sum(answer[-1].statistics.accepted for answer in answers)
         assert (accepted > 0) == (drafter is not None)

@@ -162,8 +162,11 @@ def test_greedy_text_under_rejection_is_that_of_the_target(kind: HeadsKind) -> N
     assert sum(answers[i][-1].statistics.drafted for i in range(len(requests)) if i not in greedy) > 20
 
 
-@pytest.mark.parametrize("how", [{}, {"graphs": True}, {"slots": 3}, {"drafter": True}], ids=str)
-@pytest.mark.parametrize("weight", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("how", "weight"),
+    [({}, math.nan), ({"graphs": True}, math.inf), ({"slots": 3}, math.nan), ({"drafter": True}, math.inf)],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_without_numbers_change_no_text(kind: HeadsKind, weight: float, how: dict[str, Any]) -> None:
     requests = mixed(kind, **(OTHER_PROPOSERS if how.get("drafter") else {}))

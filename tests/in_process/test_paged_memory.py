@@ -83,7 +83,7 @@ def alone() -> list[object]:
         return [texts(engine.generate([request]))[0] for request in ASKED]
 
 
-@pytest.mark.parametrize("pages", [16, 24, 40])
+@pytest.mark.parametrize("pages", [16, 40])
 def test_memory_that_is_filled_to_the_last_page_loses_nothing(pages: int, alone: list[object]) -> None:
     """The longest request needs 10 pages, and its drafts more; eight run at once."""
     with running(slots=8, pages=pages) as (engine, runners):
@@ -144,8 +144,7 @@ def test_rows_that_grow_beyond_the_memory_are_preempted_and_write_the_same() -> 
         assert texts(answers) == [texts(engine.generate([request]))[0] for request in asked]
 
 
-@pytest.mark.parametrize("pages", [20, 24])
-@pytest.mark.parametrize("num_beams", [2, 4, 6])
+@pytest.mark.parametrize(("pages", "num_beams"), [(20, 2), (24, 4), (20, 6)])
 def test_a_request_that_enters_beside_a_beam_search_does_not_stop_it(pages: int, num_beams: int) -> None:
     """Either fits alone, but not both until they end."""
     search = Request(

@@ -156,8 +156,8 @@ def is_complete(structure: Structure, answer: list[Delta]) -> bool:
 
 
 MIXES = {
-    "greedy": [params(case) for case in range(10)],
-    "sampled": [params(case, 1.0) for case in range(10)],
+    "greedy": [params(case) for case in range(len(CASES))],
+    "sampled": [params(case, 1.0) for case in range(len(CASES))],
     "mixed": [
         params(0, 0.7, top_p=0.9),
         params(1, 1.0, repetition_penalty=1.1),
@@ -236,7 +236,7 @@ def test_answers_are_those_of_masked_generate(engine: Engine, target: PreTrained
 
 
 def test_rejection_sampling_keeps_to_the_structure(engine: Engine) -> None:
-    wanted = [params(case, 0.8, verification="rejection") for case in range(10)]
+    wanted = [params(case, 0.8, verification="rejection") for case in range(len(CASES))]
     results = answers(engine, wanted)
     assert sum(answer[-1].statistics.accepted for answer in results) > len(results)
     complete = [

@@ -113,7 +113,7 @@ def accepted_share(answers: Sequence[list[Delta]]) -> float:
 def test_grammars_of_tokens_that_it_lacks(tmp_path: Path) -> None:
     target, full = test_structured.load("target"), test_structured.load("drafter")
     kept = [token for token in range(2048) if str(test_structured.TOKENIZER.decode(token)).isalpha()]
-    wanted = test_structured.MIXES["mixed"]
+    wanted = test_structured.MIXES["mixed"][:5]
     with test_structured.running(target, trimmed(full, kept, tmp_path)) as engine:
         answers = test_structured.answers(engine, wanted)
         plain = test_structured.answers(engine, wanted, speculate=False)

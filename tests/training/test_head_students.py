@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,9 +71,7 @@ class KilledError(Exception):
     """A test ends the run here."""
 
 
-def train(
-    student: Student, folder: Path, *, killed_after: int | None = None, epochs: int = 4, rate: float = 2e-2
-) -> dict[str, torch.Tensor]:
+def train(student: Student, folder: Path, *, killed_after: int | None = None, **more: Any) -> dict[str, torch.Tensor]:
     reports = 0
 
     def report(line: str) -> None:
@@ -81,8 +80,7 @@ def train(
         if reports == killed_after:
             raise KilledError
 
-    options = replace(OPTIONS, report_every_s=0.0, epochs=epochs, learning_rate=rate)
-    distil(student, lessons(), options, folder, report=report)
+    distil(student, lessons(), replace(OPTIONS, report_every_s=0.0, **more), folder, report=report)
     return student.module.state_dict()
 
 
@@ -137,7 +135,7 @@ def test_heads_learn_what_their_target_writes(new: Callable[[], Student], tmp_pa
     features = [MadeUp(chat) for chat in chats]
     before = held_out_rates(new(), chats, tokens=64, longest=64, features=features)
     student = new()
-    train(student, tmp_path, epochs=60, rate=RATES[new])
+    train(student, tmp_path, epochs=60, learning_rate=RATES[new], save_every_s=60.0)
     after = held_out_rates(student, chats, tokens=64, longest=64, features=features)
     for early, late in zip(before, after, strict=True):
         assert late.agreement > early.agreement + 0.3

@@ -344,7 +344,7 @@ def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
     assert tokens / seconds > 1.2 * 50  # of 1.3
 
 
-@pytest.mark.parametrize("steps", [4, 8, 12, 16, 30])
+@pytest.mark.parametrize("steps", [4, 12, 30, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (8, 16))])
 @pytest.mark.parametrize("sizes", [(8, 32), (2, 16), (4, 16, 64)], ids=str)
 def test_speculation_is_judged_although_sizes_alternate(sizes: Sequence[int], steps: int) -> None:
     """Where each size lasts for a few steps only."""

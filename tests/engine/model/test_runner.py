@@ -50,7 +50,7 @@ def test_any_sequence_of_calls(family: str, graphs: bool) -> None:
     runner = make_runner(family, graphs=graphs)
     rng = random.Random(family)
     texts: list[list[int]] = [[] for _ in range(5)]
-    for _ in range(40):
+    for _ in range(20):
         rows = []
         for slot in rng.sample(range(5), rng.randint(1, 5)):
             start = max(0, len(texts[slot]) - rng.choice([0, 0, 0, 1, 3, 100]))

@@ -43,25 +43,29 @@ def train(folder: Path, *, killed_after: int | None = None, options: Distillatio
     return model
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """Weights after a run that nothing stopped."""
+    return train(tmp_path_factory.mktemp("whole")).state_dict()
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(whole: dict[str, Tensor], tmp_path: Path) -> None:
     for killed_after in (1, 5, 2):
         with pytest.raises(KilledError):
             train(tmp_path / "parts", killed_after=killed_after)
     parts = train(tmp_path / "parts")
-    for name, weight in whole.state_dict().items():
+    for name, weight in whole.items():
         assert torch.equal(weight, parts.state_dict()[name]), name
 
 
-def test_a_checkpoint_that_was_being_written_is_not_taken(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole")
+def test_a_checkpoint_that_was_being_written_is_not_taken(whole: dict[str, Tensor], tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         train(tmp_path / "parts", killed_after=4)
     (newest,) = (tmp_path / "parts").glob("step-*")
     shutil.copytree(newest, tmp_path / "parts" / ".step-9.unfinished")
     (tmp_path / "parts" / ".step-9.unfinished" / "model.safetensors").write_bytes(b"half")
     parts = train(tmp_path / "parts")
-    assert all(torch.equal(weight, parts.state_dict()[name]) for name, weight in whole.state_dict().items())
+    assert all(torch.equal(weight, parts.state_dict()[name]) for name, weight in whole.items())
 
 
 def test_a_finished_run_has_nothing_to_do(tmp_path: Path) -> None:
