@@ -35,7 +35,8 @@ from actors.loops.adaptation import (
     Texts,
     ToLearner,
     Work,
-    read_for_learner,
+    read_message,
+    to_learner,
     write_message,
 )
 from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
