@@ -14,7 +14,7 @@ from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.dispatch import Dispatch
 from actors.coordinator.replica_table import HANG_S, ReplicaTable
 from actors.coordinator.request import Delta, Request
-from actors.wire.link import ConnectingLink, Outbox
+from actors.wire.link import Link, Outbox
 from actors.wire.messages import (
     Beams,
     Cancel,
@@ -38,7 +38,7 @@ class Coordinator:
 
     def __init__(
         self,
-        link: ConnectingLink,
+        link: Link,
         *,
         max_requests: int = 256,
         max_silence_s: float = 60.0,
@@ -328,7 +328,7 @@ class StepTally:
     """Tokens that each step computed and wrote, from the commits of a turn. A step commits to a request once."""
 
     def __init__(self, record: Callable[[str, int], None] | None) -> None:
-        """record: called with the endpoint and the tokens of each step; None: nobody wants to know."""
+        """record: called with the endpoint and the tokens of each step, if given."""
         self._record = record
         self._steps: dict[tuple[str, str], dict[int, int]] = {}  # tokens by request, by target and endpoint
 

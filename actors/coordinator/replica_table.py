@@ -35,10 +35,7 @@ class Prefix(NamedTuple):
 
 
 def prefixes_of(prompt: Sequence[int], salt: str = "") -> tuple[Prefix, ...]:
-    """Return prefixes of a prompt, the shortest first; none if it is shorter than a page.
-
-    salt: KV pages are shared only with prompts of the same salt.
-    """
+    """Return prefixes of a prompt, whose lengths grow by a quarter; none if it is shorter than a page."""
     digest = blake2b(salt.encode(), digest_size=8)
     tokens = memoryview(array("q", prompt)).cast("B")
     prefixes, read, length = list[Prefix](), 0, _PREFIX_STEP
@@ -69,10 +66,7 @@ class PrefixTable:
             self._replicas.popitem(last=False)
 
     def match(self, prefixes: Sequence[Prefix]) -> dict[str, int]:
-        """Return how many of a prompt's tokens each replica has read, as far as known. Replicas with none are left out.
-
-        The names may include replicas that are gone.
-        """
+        """Return how many of a prompt's tokens each replica has read, as far as known. Some may be gone."""
         matched: dict[str, int] = {}
         for length, key in prefixes:
             names = self._replicas.get(key)
@@ -183,7 +177,8 @@ class ReplicaTable:
             name, tokens = replica.address.name, matched.get(replica.address.name, 0)
             limit = math.ceil(mean) if tokens < _MIN_PREFIX else max(2, math.ceil(_MAX_OVERLOAD * mean))
             exceeds = replica.load >= limit
-            return (replica.suspected, replica.is_full, exceeds, -tokens, replica.load, _weight(prefixes, name))
+            weight = blake2b(f"{prefixes[0].key} {name}".encode(), digest_size=8).digest() if prefixes else b""
+            return (replica.suspected, replica.is_full, exceeds, -tokens, replica.load, weight)
 
         best = min(candidates, key=rank).address
         self._prefixes.record(prefixes, best.name, self._replicas)
@@ -313,10 +308,7 @@ class ReplicaTable:
         return reported - replica.request_ids, lost
 
     def find_wrong_drafters(self, name: str, drafters: Mapping[int, str | None], report: Report) -> set[int]:
-        """Return requests for which two reports in a row name a wrong drafter.
-
-        drafters: the right ones, by request.
-        """
+        """Return requests for which two reports in a row name a wrong drafter. drafters: the right ones, by request."""
         replica = self._replicas.get(name)
         if replica is None:
             return set()
@@ -328,8 +320,3 @@ class ReplicaTable:
         confirmed = wrong & replica.wrong_drafters
         replica.wrong_drafters = wrong - confirmed
         return confirmed
-
-
-def _weight(prefixes: Sequence[Prefix], name: str) -> bytes:
-    """Return the rank of a replica in rendezvous hashing; without a prefix, all are equal."""
-    return blake2b(f"{prefixes[0].key} {name}".encode(), digest_size=8).digest() if prefixes else b""

@@ -6,7 +6,7 @@ The tree of drafts is in the drafter's tokens, offers are in the target's, trans
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 from msgspec.structs import replace
 
@@ -154,8 +154,24 @@ class CrossTokenizerRow(DrafterRow):
             self._forget(len(self.tokens) - 1)
         self._end = min(self._runner.max_length, len(self.tokens) + self._scale(self._last_length - self._length))
         self._plant(node)
-        self._translations = dict(self._remaining_translations(committed))
-        self._offered = {} if dropped else dict(self._remaining_offers(tuple(committed)))
+        self._cut_drafts(committed)
+        if dropped:
+            self._offered = {}
+
+    def _cut_drafts(self, committed: list[int]) -> None:
+        """Keep the rest of each translation and of each offered path that begins with the committed tokens."""
+        count, path = len(committed), tuple(committed)
+        drafts = [(node, self._translations.get(node)) for node in self.tree.root.descendants()]
+        self._translations = {
+            node: Translation(draft.tokens[count:], max(0, draft.certain - count))
+            for node, draft in drafts
+            if draft is not None and draft.tokens[:count] == committed
+        }
+        self._offered = {
+            offered[count:]: probability
+            for offered, probability in self._offered.items()
+            if offered[:count] == path != offered
+        }
 
     def _descend(self, node: DraftNode | None, tokens: Sequence[int], calibration: RankCalibration) -> DraftNode | None:
         """Return the node that the text reaches with these tokens; None if it leaves the tree."""
@@ -207,30 +223,13 @@ class CrossTokenizerRow(DrafterRow):
             if draft and self._partial:
                 spelled = self.draft_mapping.drafter.vocabulary.decode_bytes(draft[:1])
                 draft[:1] = self.draft_mapping.drafter.spell_bytes(spelled[len(self._partial) :]) or []
-            translation = self._translations[node] = self._translate(draft)
+            try:
+                translation = self._aligner.translate(draft)
+            except Exception:  # its tokenizer fails: drafts are hints
+                _log.warning("request %d has a draft that can't be written", self.key[1], exc_info=True)
+                translation = Translation([], 0)
+            self._translations[node] = translation
         return translation
-
-    def _translate(self, draft: list[int]) -> Translation:
-        """Return the draft in the target's tokens, or nothing if its tokenizer fails: drafts are hints."""
-        try:
-            return self._aligner.translate(draft)
-        except Exception:
-            _log.warning("request %d has a draft that can't be written", self.key[1], exc_info=True)
-            return Translation([], 0)
-
-    def _remaining_translations(self, committed: list[int]) -> Iterator[tuple[DraftNode, Translation]]:
-        count = len(committed)
-        for node in self.tree.root.descendants():
-            draft = self._translations.get(node)
-            if draft is not None and draft.tokens[:count] == committed:
-                yield node, Translation(draft.tokens[count:], max(0, draft.certain - count))
-
-    def _remaining_offers(self, committed: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yield the rest of each offered path that begins with the committed tokens."""
-        count = len(committed)
-        for path, probability in self._offered.items():
-            if path[:count] == committed != path:
-                yield path[count:], probability
 
     def _scale(self, length: int) -> int:
         """Estimate how many drafter tokens correspond to so many target tokens."""

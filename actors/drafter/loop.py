@@ -26,7 +26,7 @@ from actors.loops.row import GrammarJobs, RowKey
 from actors.loops.row_table import PREPARING_S, RowTable
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
-from actors.wire.link import ConnectingLink
+from actors.wire.link import Link
 from actors.wire.messages import Admit, Advance, Message, Offer, ReplicaAddress, Report, ResendRequest
 from decoding.drafts.choices import RANKS, DraftChoice, RankCalibration
 from decoding.drafts.verification import distributions, draw
@@ -51,7 +51,7 @@ class Drafter:
     def __init__(
         self,
         runner: Runner,
-        link: ConnectingLink,
+        link: Link,
         options: LoopOptions = LoopOptions(),
         *,
         alternatives: int = WIDTH,

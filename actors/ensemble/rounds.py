@@ -174,11 +174,7 @@ class EnsembleRounds:
         return missing if late else []
 
     def drop(self, replica: str, reason: str) -> None:
-        """Go on without a present member.
-
-        Raises:
-            UnavailableError: the ensemble can't go on without it.
-        """
+        """Go on without a present member. Raises UnavailableError if the ensemble can't."""
         member = self.others[replica]
         member.present = False
         if not self.options.has_quorum(self.present):

@@ -215,10 +215,6 @@ class GrammarJobs:
         if row.params.structure is not None:
             row.preparing = self._pool.submit(self._prepare, row)
 
-    def close(self) -> None:
-        """Stop the thread."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
     def _prepare(self, row: Row) -> StructureState:
         assert row.params.structure is not None
         return StructureState(

@@ -20,9 +20,8 @@ _MAX_PASSED = 8  # rows that have no room for now, and let others enter before t
 class RowTable(Generic[R]):
     """Rows by key. Rows wait until they are prepared, and until there are a slot and pages for their text.
 
-    They enter in the order of `Row.precedence`. What a row leaves free because it needs more, as a beam search may, is
-    lent to rows behind it; they are preempted once it has room with theirs. The same is true of slots of a row that
-    `lends` them. Rows of requests that span replicas borrow nothing: they hold slots elsewhere.
+    They enter in the order of `Row.precedence`. What a row leaves free because it needs more, and the slots of one that
+    `lends` them, serve rows behind it until it has room with theirs. Requests that span replicas borrow nothing.
     """
 
     def __init__(self, cache: PageTables, removed: Callable[[R], None] = lambda row: None) -> None:

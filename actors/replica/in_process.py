@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
@@ -61,9 +60,7 @@ class Engine:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for thread in self._threads:
             thread.stop()
 

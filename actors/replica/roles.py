@@ -13,7 +13,7 @@ from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopTimes
 from actors.verifier.loop import Target
-from actors.wire.link import ConnectingLink, Envelope
+from actors.wire.link import Envelope, Link
 from actors.wire.messages import Admit, Advance, Cancel, Heartbeat, Message, ReplicaAddress, Report
 from engine.model.runner import Runner
 
@@ -23,7 +23,7 @@ Role = Literal["target", "drafter", "both"]
 class SharedWeightsLoop:
     """A target and a drafter, alternating. The target goes first, because others wait for its tokens."""
 
-    def __init__(self, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> None:
+    def __init__(self, runner: Runner, link: Link, options: LoopOptions = LoopOptions()) -> None:
         """runner: the target's; a shared-weight copy of it drafts."""
         drafter_runner = runner.shared_copy()
         self._link = link
@@ -74,7 +74,7 @@ class _SharedLink:
 
     def __init__(
         self,
-        link: ConnectingLink,
+        link: Link,
         receive: Callable[[float], None],
         make_report: Callable[[str, Report], Report | None],
         connections: Counter[str],
@@ -141,7 +141,7 @@ def _combine(target: Report, drafter: Report) -> Report:
 Loop = Target | Drafter | SharedWeightsLoop
 
 
-def make_loop(role: Role, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> Loop:
+def make_loop(role: Role, runner: Runner, link: Link, options: LoopOptions = LoopOptions()) -> Loop:
     """Return the loop of that role. With the role "both", a shared-weight copy of the runner drafts."""
     match role:
         case "target":

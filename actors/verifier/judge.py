@@ -38,7 +38,7 @@ def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTab
     coupled = [verification for verification in verifications if not verification.row.rejects]
     rejecting = [verification for verification in verifications if verification.row.rejects]
     parts = (_coupled, coupled), (_by_rejection, rejecting)
-    waits = [rule(part, _rows_of(part, logits), tables) if part else list for rule, part in parts]
+    waits = [rule(part, *_batch(part, logits, tables)) if part else list for rule, part in parts]
 
     def wait() -> list[Verdict]:
         by_rule = [iter(wait()) for wait in waits]
@@ -56,21 +56,22 @@ def _explained(verification: Verification, verdict: Verdict, logits: Tensor) -> 
     """Return the verdict, with the reason if there is no own token. logits: [N, V] of a step."""
     if verdict.own != NO_TOKEN:
         return verdict
-    return Verdict(
-        [], NO_TOKEN, rejected=False, error=reason_for_no_token(logits[verification.rows[verdict.logits_rows()[-1]]])
-    )
+    last = verification.rows[verdict.logits_rows()[-1]]
+    return Verdict([], NO_TOKEN, rejected=False, error=reason_for_no_token(logits[last]))
 
 
-def _rows_of(verifications: Sequence[Verification], logits: Tensor) -> Tensor:
-    """Return the logits that decide on these drafts, row after row. logits: [N, V] of a step."""
-    if sum([len(v.rows) for v in verifications]) == len(logits):
-        return logits
-    return logits[tensor_on(logits.device, [*chain.from_iterable([v.rows for v in verifications])], torch.int64)]
+def _batch(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> tuple[Tensor, SamplingBatch]:
+    """Return the logits that decide on these drafts, row after row, and their batch. logits: [N, V] of a step."""
+    if sum([len(v.rows) for v in verifications]) != len(logits):
+        rows = [*chain.from_iterable([v.rows for v in verifications])]
+        logits = logits[tensor_on(logits.device, rows, torch.int64)]
+    return logits, SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
 
 
-def _coupled(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
+def _coupled(
+    verifications: Sequence[Verification], logits: Tensor, batch: SamplingBatch
+) -> Callable[[], list[Verdict]]:
     """Verify by sampling with shared noise. Siblings in a tree have the same position, so the same noise."""
-    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
     sampled = sample(logits, batch)  # [N]
 
     def wait() -> list[Verdict]:
@@ -87,9 +88,8 @@ def _coupled(verifications: Sequence[Verification], logits: Tensor, tables: Text
 
 
 def _by_rejection(
-    verifications: Sequence[Verification], logits: Tensor, tables: TextTables
+    verifications: Sequence[Verification], logits: Tensor, batch: SamplingBatch
 ) -> Callable[[], list[Verdict]]:
-    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
     distribution = probabilities(logits, batch)  # [N, V]
     judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft, *_ in verifications]
     return lambda: verify_by_rejection(distribution, judged)

@@ -11,7 +11,7 @@ import torch
 from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row import Row
 from actors.verifier.rows import TargetRow
-from actors.wire.link import ConnectingLink
+from actors.wire.link import Link
 from actors.wire.logits_codec import LogitsTransport, SharedLogits, offer, unpack
 from actors.wire.messages import (
     Cancel,
@@ -41,7 +41,7 @@ _PADDING = 1024  # models with one vocabulary may pad it to different sizes
 class EnsembleLeader:
     """The ensembles that one target leads. Request ids are unique among all coordinators, so they suffice as keys."""
 
-    def __init__(self, link: ConnectingLink, send: Send, runner: Runner) -> None:
+    def __init__(self, link: Link, send: Send, runner: Runner) -> None:
         self._link, self._send, self._runner = link, send, runner
         self._rows: dict[int, TargetRow] = {}  # by request_id
         self._used_at_s: dict[str, float] = {}  # by connected replica
@@ -55,8 +55,7 @@ class EnsembleLeader:
     def follow_slots(self, now_s: float) -> None:
         """Invite the members of rows that got a slot here, and release those of rows that lost theirs.
 
-        So a request holds no slot elsewhere while it waits for one here. One that has lent its slot keeps its members:
-        it has it back as soon as it needs it.
+        A row that has lent its slot keeps its members, because it has it back as soon as it needs it.
         """
         for row in self._rows.values():
             assert row.ensemble is not None

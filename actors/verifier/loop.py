@@ -26,7 +26,7 @@ from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.proposers import AttachedDrafters, NgramLookup, Proposer
 from actors.verifier.rows import TargetRow, TargetRows, Verification
-from actors.wire.link import ConnectingLink
+from actors.wire.link import Link
 from actors.wire.messages import Report
 from decoding.drafts.verification import Verdict
 from decoding.grammars.structure import MaskThread
@@ -43,7 +43,7 @@ _MEMBERS_S = 0.1  # how often to look for members that take too long
 class Target:
     """The loop of one target replica."""
 
-    def __init__(self, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> None:
+    def __init__(self, runner: Runner, link: Link, options: LoopOptions = LoopOptions()) -> None:
         self.times = LoopTimes()
         self._runner = runner
         self._rows = TargetRows(runner.cache, removed=self._release)

@@ -117,10 +117,7 @@ class SpeculationPolicy:
         return not self._adaptive or self.trial.speculates(self.active_rows)
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
-        """Decide which draft each row of the next step should have.
-
-        Rows that just committed begin to wait for it, for at most the time of a step.
-        """
+        """Decide which draft each row of the next step should have. Rows that just committed begin to wait for it."""
         limits = [row.drafts.usable_length if row.drafts.wanted else 0 for row in rows]
         useful = wanted = in_step = self._lengths(rows, limits)
         if self._latency_token_s:
@@ -158,10 +155,7 @@ class SpeculationPolicy:
         self._round_cost_s.note(tokens, seconds)
 
     def note_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn from the time of a forward over chunks of prompts alone.
-
-        Drafters on the same hardware slow these down, too.
-        """
+        """Learn from the time of a forward over chunks of prompts alone, which drafters may slow down, too."""
         self._prefilled_s += seconds
         self._prefill_work_s += self._prefill_cost_s(tokens)
         if self.trial.is_resting:
@@ -180,7 +174,7 @@ class SpeculationPolicy:
             rows: that verified drafts, or none.
             committed: tokens of all rows.
             drafted: whether the step verified drafts.
-            prompt_tokens: in the same forward. What they add is expected work, as if they had been computed alone.
+            prompt_tokens: in the same forward. What they add counts as expected work.
         """
         plain_cost_s = self._plain_cost_s[any(row.ensemble is not None for row in rows)]
         is_typical = 2 * len(rows) > self.active_rows  # few rows say little about the cost of many

@@ -87,11 +87,7 @@ class TargetRow(ServedRow):
 
     def inputs(self, limit: int) -> list[RowInput]:
         if not self.prefilling:
-            draft = self.step_draft
-            if draft.tokens:
-                inputs = [draft_input(self.slot, self.cached, self.tokens[-1], draft)]
-            else:
-                inputs = [RowInput(self.slot, self.cached, self.tokens[-1:])]
+            inputs = [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
         else:
             inputs = super().inputs(limit)
             if self.wants_prompt_logprobs:

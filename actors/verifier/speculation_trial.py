@@ -266,7 +266,7 @@ class SpeculationTrial:
     def _break_off(self) -> None:
         """End a trial that has lost too much before it showed anything."""
         trial, before = self._window, self._window_before
-        most_s = self._may_lose_s + trial.catch_up_s  # what is beyond was a hiccup
+        most_s = self._may_lose_s + trial.catch_up_s  # the rest was no fault of the trial
         evidence = self._evidence.setdefault(self._size, _Evidence())
         evidence.loss_s.pop(trial.speculating, None)
         if not trial.settled:

@@ -17,7 +17,10 @@ MAX_RECEIVED = 1000
 
 
 class Link(Protocol):
-    """One party's end of its connections. Messages to unknown peers are dropped."""
+    """One party's end of its connections, which open and close as replicas come and go.
+
+    Messages to unknown peers are dropped.
+    """
 
     name: str
 
@@ -36,10 +39,6 @@ class Link(Protocol):
 
     def wake(self) -> None:
         """Make the current or next `receive` return at once. Any thread may call this."""
-
-
-class ConnectingLink(Link, Protocol):
-    """A link that opens and closes connections as replicas come and go."""
 
     def connect(self, address: ReplicaAddress) -> None:
         """Connect to the replica. From then on it is a peer under its name."""

@@ -185,7 +185,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True
     finish: FinishReason | None = None
     drafted: int = 0  # number of draft tokens verified in this step
     drafted_by: dict[str, int] = {}  # these by who offered them first
-    hit: bool = False  # if the last token was recovered, whether a draft that continues it was already there
+    hit: bool = False  # if the last token was recovered: whether a draft already followed it
     admission: int = 0  # as in Admit
     preemptions: int = 0  # of the row since the Commit before
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on, in the first Commit

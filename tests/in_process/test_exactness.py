@@ -21,7 +21,7 @@ from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from actors.wire.link import ConnectingLink, LocalLink
+from actors.wire.link import Link, LocalLink
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
 from tests.support import reference
@@ -101,7 +101,7 @@ def running(
 ) -> Iterator[Engine]:
     """An engine over the pair; with `adversary_for`, an adversarial drafter for these requests."""
 
-    def make_drafter(runner: Runner, link: ConnectingLink, options: LoopOptions) -> Drafter | AdversarialDrafter:
+    def make_drafter(runner: Runner, link: Link, options: LoopOptions) -> Drafter | AdversarialDrafter:
         if adversary_for is None:
             return Drafter(runner, link, options)
         expected = bundle.expected([request.params for request in adversary_for])
