@@ -240,6 +240,25 @@ def test_errors_have_anthropics_form(http: TestClient, fields: Any, status: int,
     assert error["error"]["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_is_anthropics_api_error_and_tells_nothing_else(
+    with_tools: dict[str, ServedEndpoint], coordinator: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Before the first event it is a 500 with the form of other errors."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a secret")
+
+    monkeypatch.setattr(coordinator, "submit", fail)
+    client = TestClient(make_api(Service(with_tools, coordinator)), raise_server_exceptions=False)
+    response = client.post("/v1/messages", json={**BODY, "stream": stream})
+    assert response.status_code == 500
+    error = response.json()
+    assert (error["type"], error["error"]["type"], error["error"]["code"]) == ("error", "api_error", "internal_error")
+    assert "secret" not in response.text
+    assert int(response.headers["Content-Length"]) == len(response.content)
+
+
 def test_a_key_may_come_as_anthropics_clients_send_it(with_tools: dict[str, ServedEndpoint], coordinator: Any) -> None:
     keys = KeyRing([ApiKey("alice", digest_of("secret"))])
     with TestClient(make_api(Service(with_tools, coordinator), keys=keys)) as client:

@@ -62,6 +62,20 @@ def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
     assert json.loads(text.split("data: ")[1])["type"] == "error"
 
 
+def test_messages_break_off_in_anthropics_form() -> None:
+    begun = b'event: message_start\ndata: {"type": "message_start"}\n\n'
+    _, _, text = answer(STREAM, body(begun, more=True), path="/v1/messages")
+    name, data = text.removeprefix(begun.decode()).split("\n", 1)
+    assert name == "event: error"
+    error = json.loads(data.removeprefix("data: "))
+    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
+    assert "coordinator that answered has died" in error["error"]["message"]
+    status, headers, text = answer(path="/v1/messages")
+    assert (status, headers["x-request-id"]) == (503, "mine")
+    assert json.loads(text) == error
+    assert int(headers["content-length"]) == len(text)
+
+
 def test_an_answer_that_never_began_is_a_503() -> None:
     status, headers, text = answer()
     assert (status, headers["x-request-id"]) == (503, "mine")
