@@ -51,7 +51,7 @@ class AdapterRegistry:
         self.changes = {**self.changes, **newer}
 
 
-class RunTimeAdapters:
+class RunTimeAdapters(AdapterRegistry):
     """The adapters among a server's endpoints, as far as they come and go. For use in one event loop."""
 
     def __init__(self, endpoints: MutableMapping[str, ServedEndpoint], try_out: TryOut) -> None:
@@ -59,19 +59,14 @@ class RunTimeAdapters:
         endpoints: all that clients may ask for, by name; kept up to date here.
         try_out: asks a replica for a token of an adapter's endpoint, and raises what goes wrong.
         """
+        super().__init__()
         self._endpoints, self._try_out = endpoints, try_out
-        self._registry = AdapterRegistry()
         self._changing = asyncio.Lock()
 
     @property
     def are_allowed(self) -> bool:
         """Whether the configuration lets adapters be loaded at run time."""
         return any(served.max_adapters for served in self._endpoints.values())
-
-    @property
-    def changes(self) -> Mapping[str, AdapterChange]:
-        """All changes that are known here, for other coordinators and for replicas."""
-        return self._registry.changes
 
     async def load(self, name: str, path: str, *, parent: str | None, replace: bool = False) -> None:
         """Let requests ask for an adapter, once a replica has answered with it.
@@ -93,14 +88,12 @@ class RunTimeAdapters:
                 await self._try_out(base.with_adapter(adapter))
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"lora_path: {error}", field="lora_path") from error
-            self._registry.change(name, base.name, adapter)
-            self._apply()
+            self.change(name, base.name, adapter)
 
     async def unload(self, name: str) -> None:
-        """Refuse requests for an adapter from now on. Those in progress finish with it.
+        """Refuse requests for an adapter from now on, but finish those in progress.
 
-        Raises:
-            UnknownModelError: there is no adapter of that name.
+        Raises UnknownModelError if there is no adapter of that name.
         """
         async with self._changing:
             served = self._endpoints.get(name)
@@ -109,16 +102,11 @@ class RunTimeAdapters:
                 raise UnknownModelError(
                     f"lora_name: there is no adapter {name!r}; {nearest(name, adapters)}", field="lora_name"
                 )
-            self._registry.change(name, served.parent, None)
-            self._apply()
+            self.change(name, served.parent, None)
 
     def merge(self, changes: Mapping[str, AdapterChange]) -> None:
-        """Take over what happened at other coordinators."""
-        self._registry.merge(changes)
-        self._apply()
-
-    def _apply(self) -> None:
-        for name, change in self._registry.changes.items():
+        super().merge(changes)
+        for name, change in self.changes.items():
             present, base = self._endpoints.get(name), self._endpoints.get(change.parent)
             if change.adapter is None or base is None:
                 if present is not None and present.parent is not None:

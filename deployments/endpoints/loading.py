@@ -2,10 +2,10 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint
 from actors.wire.messages import Adapter
@@ -42,22 +42,16 @@ from engine.loading.tokenizers import vocabulary_of
 _logger = logging.getLogger(__name__)
 
 
-def check_drafter(
+_Loaded = TypeVar("_Loaded")
+
+
+def _check_drafter(
     name: str,
     endpoint: EndpointConfig,
     target: tuple[PreTrainedTokenizerBase, int],
     drafter: tuple[PreTrainedTokenizerBase, int],
 ) -> Compatibility | None:
-    """How a drafter's tokens fit the target's, also logged; None: both have the same tokens.
-
-    Args:
-        name: the endpoint's.
-        target: tokenizer and V.
-        drafter: tokenizer and V.
-
-    Raises:
-        ConfigError: the drafter's tokens can't be translated.
-    """
+    """How a drafter's tokens fit the target's, both given as tokenizer and V; None: they are the same."""
     if target[0].get_vocab() == drafter[0].get_vocab():
         return None
     compatibility = compare_vocabularies(vocabulary_of(*target), vocabulary_of(*drafter))
@@ -72,19 +66,12 @@ def check_drafter(
     return compatibility
 
 
-def check_members(
-    name: str, endpoint: EndpointConfig, leader: Vocabulary, others: Mapping[str, Vocabulary]
-) -> dict[str, Compatibility]:
-    """How members' tokens fit the leader's, also logged. Members with the leader's tokens are left out.
-
-    Args:
-        name: the endpoint's.
-        others: vocabularies of the other members, by model.
-
-    Raises:
-        ConfigError: a member can't be blended with the leader.
-    """
-    compared = {model: compare_vocabularies(leader, vocabulary) for model, vocabulary in others.items()}
+def _check_members(name: str, endpoint: EndpointConfig, config: ServerConfig) -> dict[str, Compatibility]:
+    """How members' tokens fit the leader's, by model. Members with the leader's tokens are left out."""
+    if not endpoint.others:
+        return {}
+    leader = _vocabulary(endpoint.target, config)
+    compared = {model: compare_vocabularies(leader, _vocabulary(model, config)) for model in endpoint.others}
     different = {model: compatibility for model, compatibility in compared.items() if not compatibility.identical}
     for model, compatibility in different.items():
         obstacle = compatibility.blending_obstacle
@@ -110,7 +97,6 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 
 
 def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
-    """Yield the adapters that belong to an endpoint."""
     for name, path in config.adapters_of(endpoint).items():
         located = locate(path)
         try:
@@ -122,18 +108,18 @@ def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
     target = config.models[endpoint.target]
     for model in (endpoint.target, *endpoint.others):
-        if is_trimmed(_header(config.models[model])):
+        if is_trimmed(_load(read_header, config.models[model])):
             raise ConfigError(
                 f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
             )
     tokenizer = _tokenizer(endpoint.target, target)
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
-    through_text = _compare_members(name, endpoint, config) if endpoint.others else {}
+    through_text = _check_members(name, endpoint, config)
     same_tokens = [model for model in endpoint.others if model not in through_text]
     if endpoint.drafter is not None:
         drafter = config.models[endpoint.drafter]
         other = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
-        compatibility = check_drafter(name, endpoint, (tokenizer, vocab_size), other)
+        compatibility = _check_drafter(name, endpoint, (tokenizer, vocab_size), other)
         if compatibility is None:
             same_tokens.append(endpoint.drafter)
         else:
@@ -141,7 +127,8 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
     length = min(_context_length(config.models[model]) for model in (endpoint.target, *endpoint.others))
     colocated = endpoint.drafter in config.colocated_drafter_of(endpoint.target)
-    recommended = _recommended(target) if endpoint.generation_config else SamplingDefaults()
+    recommended = _load(load_sampling_defaults, target) if endpoint.generation_config else SamplingDefaults()
+    known = {field: value for field, value in recommended.given().items() if field in SamplingFields.model_fields}
     strategy_key = f"endpoints.{name}.strategy"
     return ServedEndpoint(
         endpoint=_endpoint(name, endpoint, text_decoder(tokenizer, vocab_size), colocated=colocated),
@@ -150,7 +137,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         token_decoder=TokenDecoder(tokenizer, vocab_size),
         bounds=Bounds(length, recommended.max_tokens, config.http.max_logprobs),
         eos_token_ids=eos_token_ids,
-        defaults=endpoint.defaults.with_defaults(_sampling_fields(recommended)),
+        defaults=endpoint.defaults.with_defaults(SamplingFields.model_construct(**known)),
         structures=StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
         strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
         through_text=through_text,
@@ -160,12 +147,6 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     )
 
 
-def _compare_members(name: str, endpoint: EndpointConfig, config: ServerConfig) -> dict[str, Compatibility]:
-    """Return how the tokens of an endpoint's other members fit the target's, by member with other tokens."""
-    others = {model: _vocabulary(model, config) for model in endpoint.others}
-    return check_members(name, endpoint, _vocabulary(endpoint.target, config), others)
-
-
 def _load_compressor(name: str, config: ServerConfig, target: PreTrainedTokenizerBase) -> Compressor:
     model = config.models[name]
     tokenizer = _tokenizer(name, model)
@@ -173,16 +154,8 @@ def _load_compressor(name: str, config: ServerConfig, target: PreTrainedTokenize
     return Compressor(name, tokenizer, _context_length(model), has_target_tokens=same)
 
 
-def _recommended(model: ModelConfig) -> SamplingDefaults:
-    return load_sampling_defaults(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
-
-
-def _sampling_fields(recommended: SamplingDefaults) -> SamplingFields:
-    """Return a checkpoint's recommendations as fields of a request."""
-    given: dict[str, Any] = recommended.given()
-    return SamplingFields.model_construct(
-        **{name: value for name, value in given.items() if name in SamplingFields.model_fields}
-    )
+def _load(load: Callable[..., _Loaded], model: ModelConfig) -> _Loaded:
+    return load(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
 
 
 def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, colocated: bool) -> Endpoint:
@@ -204,7 +177,7 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
 
 def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
     try:
-        return load_tokenizer(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
+        return _load(load_tokenizer, model)
     except ConfigError as error:
         raise ConfigError(f"models.{name}.path: {error}") from error
 
@@ -217,21 +190,16 @@ def _turn_decoder(tokenizer: PreTrainedTokenizerBase, size: int) -> TextDecoder 
 
 
 def _vocab_size(model: ModelConfig) -> int:
-    return vocabulary_size(_header(model))
+    return vocabulary_size(_load(read_header, model))
 
 
 def _context_length(model: ModelConfig) -> int:
-    return model.max_length or context_length(_header(model), None)
-
-
-def _header(model: ModelConfig) -> PretrainedConfig:
-    return read_header(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
+    return context_length(_load(read_header, model), model.max_length)
 
 
 def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """EOS ids of the generation configuration and of the tokenizer that are tokens of the model."""
-    ends = load_end_tokens(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
-    named = {int(eos) for eos in (*ends, tokenizer.eos_token_id) if eos is not None}
+    named = {int(eos) for eos in (*_load(load_end_tokens, model), tokenizer.eos_token_id) if eos is not None}
     vocab_size = _vocab_size(model)
     if unknown := sorted(end for end in named if not 0 <= end < vocab_size):
         _logger.warning(

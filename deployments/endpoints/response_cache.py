@@ -1,7 +1,4 @@
-"""Cache of whole answers to deterministic requests: greedy, or with a client's seed.
-
-Exact: the key is everything that the answer depends on.
-"""
+"""Exact cache of whole answers to deterministic requests: greedy, or with a client's seed."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -16,36 +13,23 @@ class ResponseCache:
     """
 
     def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
-        self._tokens = 0
+        self.max_tokens = max_tokens
+        self.tokens = 0  # of all cached answers and their prompts, and what is reported of them
         self._answers: OrderedDict[Hashable, tuple[int, Sequence[Delta]]] = OrderedDict()  # tokens; oldest use first
 
     def __len__(self) -> int:
         return len(self._answers)
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all cached answers and their prompts, and what is reported of them."""
-        return self._tokens
-
-    @property
-    def max_tokens(self) -> int:
-        return self._max_tokens
-
-    @property
     def is_enabled(self) -> bool:
-        return self._max_tokens > 0
+        return self.max_tokens > 0
 
     def can_hold(self, request: Request) -> bool:
         """Whether the answer is deterministic and the cache enabled."""
         params = request.params
         timed = params.max_time_s is not None or request.endpoint.criteria
-        return (
-            self.is_enabled
-            and request.may_cache
-            and not timed
-            and (params.greedy or (request.seeded and not params.rejects))
-        )
+        repeats = params.greedy or (request.seeded and not params.rejects)
+        return self.is_enabled and request.may_cache and not timed and repeats
 
     def get(self, request: Request) -> Sequence[Delta] | None:
         """Deltas of an earlier answer to the same request; None: not cached."""
@@ -66,16 +50,16 @@ class ResponseCache:
         key = _key(request)
         size = len(request.prompt) + sum(map(_size, deltas))
         self._evict(key)
-        if size > self._max_tokens:
+        if size > self.max_tokens:
             return
         self._answers[key] = size, tuple(deltas)
-        self._tokens += size
-        while self._tokens > self._max_tokens:
+        self.tokens += size
+        while self.tokens > self.max_tokens:
             self._evict(next(iter(self._answers)))
 
     def _evict(self, key: Hashable) -> None:
         size, _ = self._answers.pop(key, (0, ()))
-        self._tokens -= size
+        self.tokens -= size
 
 
 def _size(delta: Delta) -> int:

@@ -10,8 +10,7 @@ from typing import Literal
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
 from deployments.strategies.members import Candidate, MemberClient, Participant, Run, merge_streams
-from deployments.strategies.ranking import Ranking, by_score, majority, minimum_risk
-from deployments.strategies.strategy import StrategyOptions
+from deployments.strategies.strategy import Ranking, StrategyOptions, by_score, majority, minimum_risk
 
 _FAILURES = (UnavailableError, DeadlineError)  # failures of a member; other errors are the request's or the server's
 
@@ -125,7 +124,6 @@ class Deliberation:
     async def _gather(
         self, work: Callable[[Participant], AsyncGenerator[Progress, None]]
     ) -> AsyncGenerator[Progress, None]:
-        """Yield the progress of all present members' work as it comes."""
         async with aclosing(merge_streams([self._surviving(member, work(member)) for member in self._present])) as all_:
             async for _, step in all_:
                 yield step
@@ -145,7 +143,7 @@ class Deliberation:
 
     @property
     def _left_s(self) -> float | None:
-        """The seconds until the request's own time limit; None: it has none."""
+        """Seconds until the request's own time limit; None: it has none."""
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
 
     def _fail(self, member: Participant, error: ConsortError) -> Progress:

@@ -137,12 +137,7 @@ class MemberClient:
     async def _next(
         self, batches: AsyncGenerator[list[tuple[int, Delta]], None], model: str, deadline_s: float
     ) -> list[tuple[int, Delta]] | None:
-        """Return the next batch, None after the last.
-
-        Raises:
-            UnavailableError: the member has no replica left.
-            DeadlineError: it took too long.
-        """
+        """Return the next batch, None after the last; raises if the member is gone or takes too long."""
         waiting = asyncio.ensure_future(anext(batches, None))
         try:
             while True:
@@ -161,7 +156,6 @@ class MemberClient:
 
 
 def _request_for(request: Request, model: str, prompt: Sequence[int], params: SamplingParams) -> Request:
-    """Return a new request to one member."""
     return Request(
         replace(request.endpoint, target=model, members=()),
         prompt,
