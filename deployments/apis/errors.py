@@ -22,7 +22,7 @@ from decoding.errors import (
     UnavailableError,
     UnknownModelError,
 )
-from deployments.fields.strict import first_problem, printable
+from deployments.fields.strict import printable, problem_in
 
 _LONGEST_MESSAGE = 2000  # characters; messages may quote what the client sent
 _ANTHROPIC_TYPES = {
@@ -156,7 +156,7 @@ async def _on_invalid_body(_: Request, error: Exception) -> ErrorResponse:
     if isinstance(error.body, bytes):  # FastAPI parses JSON only under the right Content-Type
         message = "The body: should be JSON; send the header Content-Type: application/json"
         return ErrorResponse(_body(message, "invalid_request_error"), HTTPStatus.BAD_REQUEST)
-    path, problem = first_problem(error.errors())
+    path, problem = problem_in(error.errors()[0])
     field = path.removeprefix("body").removeprefix(".")
     message = f"{field or 'The body'}: {problem}"
     return ErrorResponse(_body(message, "invalid_request_error", field or None), HTTPStatus.BAD_REQUEST)

@@ -32,6 +32,7 @@ _WINDOW = 2048  # tokens that are scored in one pass
 _OVERLAP = 256  # of these, tokens before those that are scored
 _UNKNOWN_LOGPROB = -16.0  # nats, of tokens that a trimmed vocabulary lacks, which have −∞
 LOOK_AHEAD = 8  # tokens that the small model writes
+_METHOD = "prompt_compression.method"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,9 @@ class Compression:
     def __init__(
         self, texts: Sequence[str], options: CompressionOptions, tokenizer: PreTrainedTokenizerBase, window: int
     ) -> None:
-        """window: tokens that the model can read at once.
-
-        Raises:
-            InvalidRequestError: the texts, or the question, are too long.
-        """
+        """window: tokens that the model can read at once. Raises InvalidRequestError if the texts are too long."""
         if sum(map(len, texts)) > _MOST_CHARACTERS:
-            raise _too_long("prompt_compression", f"at most {_MOST_CHARACTERS} characters can be compressed at once")
+            raise _wrong("prompt_compression", f"at most {_MOST_CHARACTERS} characters can be compressed at once")
         self._options, self._tokenizer, self._window = options, tokenizer, min(_WINDOW, window)
         self._texts = split(texts, tokenizer, options.force_tokens)
         self._pieces = force_last(list(chain.from_iterable(self._texts)), options.keep_last)
@@ -70,7 +67,7 @@ class Compression:
         if self._budget >= count:
             return
         if count > _MOST_TOKENS:
-            raise _too_long("prompt_compression", f"at most {_MOST_TOKENS} tokens can be compressed, not {count}")
+            raise _wrong("prompt_compression", f"at most {_MOST_TOKENS} tokens can be compressed, not {count}")
         for question in dict.fromkeys(("", options.question)):
             self._add_passes(question)
 
@@ -91,7 +88,7 @@ class Compression:
         prefix = self._tokenizer(text, add_special_tokens=True, verbose=False).input_ids
         step = self._window - len(prefix) - _OVERLAP
         if step < 1:
-            raise _too_long("question", f"the model that compresses can read {self._window - _OVERLAP} tokens of it")
+            raise _wrong("question", f"the model that compresses can read {self._window - _OVERLAP} tokens of it")
         for start in range(0, len(self._tokens), step):
             self.passes.append([*prefix, *self._tokens[max(0, start - _OVERLAP) : start + step]])
             self._scored.append(min(step, len(self._tokens) - start))
@@ -117,16 +114,17 @@ class Compressor:
     context_length: int  # tokens
     has_target_tokens: bool = False  # whether its token ids are the target's, so that it can choose among them
 
+    @property
+    def window(self) -> int:
+        """Tokens that it can read at once."""
+        return self.context_length - 1
+
     def begin(self, texts: Sequence[str], options: CompressionOptions) -> Compression:
         """Begin a compression; raises InvalidRequestError if the texts, or the question, are too long."""
-        return Compression(texts, options, self.tokenizer, self.context_length - 1)
-
-    def count(self, text: str) -> int:
-        """Count a text's tokens."""
-        return len(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+        return Compression(texts, options, self.tokenizer, self.window)
 
 
-def _too_long(field: str, reason: str) -> InvalidRequestError:
+def _wrong(field: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field}: {reason}.", field=field)
 
 
@@ -148,13 +146,12 @@ class ChunkCompression:
         window: tokens that the model can read at once.
 
         Raises:
-            InvalidRequestError: the prompt is too long for the model, its tokens are not those of its text, or the
-                budget has no room for what may not be shortened.
+            InvalidRequestError: the prompt is too long, its tokens are not those of its text, or the budget too small.
         """
         (pieces,) = split(["".join(part.text for part in parts)], tokenizer, options.force_tokens)
         self._before = len(tokens) - sum(len(piece.tokens) for piece in pieces)
         if list(tokens[self._before :]) != [token for piece in pieces for token in piece.tokens]:
-            raise _refused("the compressor has other tokens for this prompt; use sentence or perplexity")
+            raise _wrong(_METHOD, "the compressor has other tokens for this prompt; use sentence or perplexity")
         self.tokens, self._free = list(tokens), _are_free(pieces, parts)
         free = force_last([piece for piece, free in zip(pieces, self._free, strict=True) if free], options.keep_last)
         forced = iter(free)
@@ -168,7 +165,7 @@ class ChunkCompression:
         self.passes = [] if self._budget >= count else [self.tokens]
         if self.passes and len(tokens) + LOOK_AHEAD > window:
             reason = f"attention reads the whole prompt, {len(tokens)} tokens, but the compressor can read"
-            raise _refused(f"{reason} {window - LOOK_AHEAD}; use sentence or perplexity")
+            raise _wrong(_METHOD, f"{reason} {window - LOOK_AHEAD}; use sentence or perplexity")
 
     def result(self, attention: Sequence[Sequence[float]]) -> ShortenedPrompt:
         """Return the prompt, shortened.
@@ -193,8 +190,3 @@ def _are_free(pieces: Sequence[Piece], parts: Sequence[Stretch]) -> list[bool]:
     free = [not part.protected for part in parts for _ in part.text]
     ends = list(accumulate((len(piece.text) for piece in pieces), initial=0))
     return [start < end and all(free[start:end]) for start, end in pairwise(ends)]
-
-
-def _refused(reason: str) -> InvalidRequestError:
-    field = "prompt_compression.method"
-    return InvalidRequestError(f"{field}: {reason}.", field=field)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import ContextLengthError, InvalidRequestError
 from deployments.apis.formats import response_template, tool_format
-from deployments.fields.conversation import Conversation, Message
+from deployments.fields.conversation import Conversation
 from deployments.fields.prompts import TokenizeRequest
 from deployments.fields.strict import have_more_values
 from deployments.fields.types import Prompt
@@ -39,11 +39,7 @@ class Encoder:
         return any(name in template for name in variables)
 
     def prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text with the tokenizer's special tokens; token ids stay as they are.
-
-        Raises:
-            InvalidRequestError: the text is far too long, or an id is not the model's.
-        """
+        """Token ids of a text with special tokens; ids stay as they are. Raises as `text` and `check_tokens` do."""
         if isinstance(prompt, str):
             return self.text(prompt, "prompt", add_special_tokens=True)
         self.check_tokens([("prompt", prompt)])
@@ -70,7 +66,10 @@ class Encoder:
             raise InvalidRequestError(
                 f"tools: the chat template of {self._model!r} has no place for them; leave them out.", field="tools"
             )
-        _check_arguments(conversation.messages)
+        calls = [call for message in conversation.messages for call in message.tool_calls or ()]
+        if have_more_values([call.function.arguments.encode() for call in calls], _MOST_ARGUMENT_VALUES):
+            reason = f"messages: the arguments of their tool_calls have more than {_MOST_ARGUMENT_VALUES} values."
+            raise InvalidRequestError(reason, field="messages")
         options: dict[str, Any] = {
             **conversation.variables,
             "conversation": [message.turn for message in conversation.messages],
@@ -88,8 +87,7 @@ class Encoder:
         """Token ids of a text.
 
         Raises:
-            InvalidRequestError: it is far too long for the context, or is no valid Unicode, which a chat template can
-                make of the arguments of calls.
+            InvalidRequestError: it is far too long, or no valid Unicode, as a chat template can make it of a call.
         """
         self._check_length(text, field)
         try:
@@ -100,16 +98,14 @@ class Encoder:
         return self._ids(text, add_special_tokens=add_special_tokens)
 
     def _check_length(self, text: str, field: str) -> None:
-        if len(text) > self._most_characters or self._begins_too_long(text):
+        """Refuse what can't fit into the context, by its length or its beginning, so that tokenizing costs little."""
+        begin = text[: self._context_length * _PREFIX_CHARACTERS]
+        most = self._context_length + _PREFIX_MARGIN
+        if len(text) > self._most_characters or (
+            len(text) > len(begin) and len(self._ids(begin, add_special_tokens=False)) > most
+        ):
             reason = f"{field}: {len(text)} characters are more than {self._context_length} tokens can hold."
             raise ContextLengthError(reason, field=field)
-
-    def _begins_too_long(self, text: str) -> bool:
-        """Whether a prefix of a very long text already exceeds the context. Bounds the cost of tokenizing."""
-        most = self._context_length * _PREFIX_CHARACTERS
-        if len(text) <= most:
-            return False
-        return len(self._ids(text[:most], add_special_tokens=False)) > self._context_length + _PREFIX_MARGIN
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False).input_ids)
@@ -155,14 +151,5 @@ class Encoder:
         for field, tokens in named:
             if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
                 unknown = next(token for token in tokens if not 0 <= token < self._vocab_size)
-                raise InvalidRequestError(self._unknown_token(field, unknown), field=field)
-
-    def _unknown_token(self, field: str, token: int) -> str:
-        return f"{field}: {token} is no token id; the model's are 0 to {self._vocab_size - 1}."
-
-
-def _check_arguments(messages: Sequence[Message]) -> None:
-    arguments = [call.function.arguments.encode() for message in messages for call in message.tool_calls or ()]
-    if have_more_values(arguments, _MOST_ARGUMENT_VALUES):
-        reason = f"messages: the arguments of their tool_calls have more than {_MOST_ARGUMENT_VALUES} values."
-        raise InvalidRequestError(reason, field="messages")
+                reason = f"{field}: {unknown} is no token id; the model's are 0 to {self._vocab_size - 1}."
+                raise InvalidRequestError(reason, field=field)

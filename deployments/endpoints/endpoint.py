@@ -86,11 +86,9 @@ class ServedEndpoint:
     def prepare(self, body: GenerationRequest, *, seed: int, cache_salt: str = "") -> list[Request]:
         """For each prompt of the body, one request per choice. A beam search repeats the same request instead.
 
-        cache_salt: cached text is shared only with requests of the same salt.
+        Raises InvalidRequestError for what the model, its chat template or the configuration can't serve.
 
-        Raises:
-            InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
-                range or leaves no token; the chat template refuses the conversation.
+        cache_salt: cached text is shared only with requests of the same salt.
         """
         prompts = self.prompts(body)
         shortened = body.compressed and body.compressed.prompts
@@ -120,11 +118,7 @@ class ServedEndpoint:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
 
     def ignored_fields(self, body: GenerationRequest) -> list[str]:
-        """Fields without effect because the chat template has no such switch.
-
-        Raises:
-            InvalidRequestError: there are some, and the request is strict.
-        """
+        """Fields without effect because the chat template has no such switch; an error if the request is strict."""
         switches = body.switches
         thinks = any(switches.values()) or self.token_decoder.has_think_tags
         if not (switches and thinks) or self.encoder.has_switch(switches):
@@ -166,9 +160,9 @@ class ServedEndpoint:
         return params
 
     def _request(self, prompt: list[int], body: GenerationRequest, params: SamplingParams) -> Request:
-        completes = isinstance(body, CompletionRequest)
+        decode = None if isinstance(body, CompletionRequest) else self.decode_turn
         return Request(
-            self.endpoint if completes else replace(self.endpoint, decode=self.decode_turn or self.endpoint.decode),
+            self.endpoint if decode is None else replace(self.endpoint, decode=decode),
             prompt,
             params,
             speculate=body.speculate is not False,
@@ -200,11 +194,10 @@ class ServedEndpoint:
         has_members = self.config.kind in ("ensemble", "contrastive")
         blends = has_members and self.strategy is None
         count = len(self.config.models) if has_members else 0
-        changed = body.override_ensemble(
-            self.endpoint.ensemble, model=self.name, count=count, blends=self.strategy is None
-        )
+        options = self.endpoint.ensemble
+        changed = body.override_ensemble(options, model=self.name, count=count, blends=self.strategy is None)
         if blends and body.return_token_details and body.return_members is not False:
-            return replace(changed or self.endpoint.ensemble, report_contributions=True)
+            return replace(changed or options, report_contributions=True)
         return changed
 
     def _beams(self, body: GenerationRequest, params: SamplingParams) -> BeamOptions:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from transformers import PreTrainedTokenizerBase
+
 from actors.coordinator.request import Delta, Endpoint, Request
 from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
@@ -75,8 +77,10 @@ class PromptShortener:
                 after = [await self._shorten_text(text, self._question_of(text)) for text in before]
                 body.prompt = [text or " " for text in after]
 
+        tokenizer = self._endpoint.encoder.tokenizer
+
         def count() -> int:
-            removed = self._count(before) - self._count(after)
+            removed = _count(tokenizer, before) - _count(tokenizer, after)
             return sum(map(len, self._endpoint.prompts(body))) + removed
 
         body.compressed = Compressed(await self._in_thread(count))
@@ -93,7 +97,8 @@ class PromptShortener:
             text = body.prompt or ""
             prompt = await self._shorten_text(text, body.question or "")
             before, after = [text], [prompt]
-        original, compressed = await self._in_thread(lambda: (self._count(before), self._count(after)))
+        tokenizer = self._endpoint.encoder.tokenizer
+        original, compressed = await self._in_thread(lambda: (_count(tokenizer, before), _count(tokenizer, after)))
         ratio = round(compressed / original, 4) if original else 1.0
         return CompressedPrompt(
             prompt=prompt, messages=turns, original_tokens=original, compressed_tokens=compressed, ratio=ratio
@@ -156,7 +161,7 @@ class PromptShortener:
                 parts = [self._stretches(text, self._question_of(text)) for text in _texts_of(body)]
         wanted = self._compression_options("", self._options.target_tokens)
         return [
-            ChunkCompression(tokens, part, wanted, compressor.tokenizer, compressor.context_length - 1)
+            ChunkCompression(tokens, part, wanted, compressor.tokenizer, compressor.window)
             for tokens, part in zip(self._endpoint.prompts(body), parts, strict=True)
         ]
 
@@ -186,7 +191,7 @@ class PromptShortener:
         free = [index for index, message in enumerate(messages) if _may_shorten(message)]
         texts = [_Text(self._stretches(messages[i].text, kept if i == asking else None)) for i in free]
         others = "".join(message.text for index, message in enumerate(messages) if index not in free)
-        shortened = await self._shorten(texts, question, self._compressor.count(others))
+        shortened = await self._shorten(texts, question, _count(self._compressor.tokenizer, [others]))
         result = list(messages)
         for index, text in zip(free, shortened, strict=True):
             result[index] = messages[index].model_copy(update={"content": [TextPart(type="text", text=text)]})
@@ -204,7 +209,7 @@ class PromptShortener:
     def _begin(self, texts: Sequence[_Text], question: str, protected: int) -> Compression:
         budget = self._options.target_tokens
         if budget is not None:
-            protected += self._compressor.count("".join(text.protected for text in texts))
+            protected += _count(self._compressor.tokenizer, ["".join(text.protected for text in texts)])
             if budget <= protected:
                 reason = f"should be above {protected}, the tokens that may not be shortened, not {budget}"
                 raise InvalidRequestError(f"target_tokens: {reason}.", field="prompt_compression.target_tokens")
@@ -240,9 +245,10 @@ class PromptShortener:
         question = self._options.question
         return asking, question if question and question in asked else last_paragraph(asked)
 
-    def _count(self, texts: Sequence[str]) -> int:
-        tokenizer = self._endpoint.encoder.tokenizer
-        return sum(len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in texts if text)
+
+def _count(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> int:
+    """Return how many tokens the texts have, one by one."""
+    return sum(len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in texts if text)
 
 
 def _texts_of(body: CompletionRequest) -> list[str]:
@@ -257,7 +263,6 @@ def _may_shorten(message: Message) -> bool:
 
 
 def _attention(request: Request) -> Sequence[float]:
-    """Return the attention of the request's answer to each token of the prompt."""
     if not request.prompt_attention:
         raise UnavailableError("the compressor has not said what it attended to; ask again")
     return request.prompt_attention

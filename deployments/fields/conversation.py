@@ -20,17 +20,16 @@ _OFFERED = "Functions that the model may call; needs a model whose chat template
 _CHOICE = "`auto`, `none`, `required`, one function, which must be called then, or the `allowed_tools`."
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
 class FunctionDefinition(StrictModel):
     """A function that the model may call, and the schema of its arguments."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None  # a JSON schema
     strict: bool | None = None  # forced calls always follow the schema
-
-    @property
-    def schema_or_any(self) -> dict[str, Any]:
-        return self.parameters or _ANY_OBJECT
 
 
 class Tool(StrictModel):
@@ -47,9 +46,7 @@ class FlatTool(FunctionDefinition):
 
     @property
     def definition(self) -> FunctionDefinition:
-        return FunctionDefinition(
-            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
-        )
+        return FunctionDefinition(**self.model_dump(exclude={"type"}))
 
 
 class CalledFunction(StrictModel):
@@ -85,10 +82,6 @@ class ToolChoice:
     name: str | None = None  # of the function that must be called
     parallel: bool = True  # false: at most one call, where calls are required
     allowed: tuple[str, ...] | None = None  # names of the functions to choose among; None: all
-
-    @property
-    def is_forced(self) -> bool:
-        return self.mode in ("required", "named")
 
     @property
     def flat(self) -> str | dict[str, Any]:
@@ -167,7 +160,7 @@ class ToolUse(StrictModel):
 
     @property
     def must_call(self) -> bool:
-        return self.tool_choice is not None and self.tool_choice.is_forced
+        return self.tool_choice is not None and self.tool_choice.mode in ("required", "named")
 
     def tool_conditions(self) -> list[tuple[bool, str, str]]:
         """Conditions on the fields: whether each holds, the field that is wrong if not, and the problem."""
@@ -185,15 +178,23 @@ class ToolUse(StrictModel):
         """Structure of a forced call: the arguments of the named function, or a list of calls; None: not forced."""
         if self.tool_choice is None or not self.must_call:
             return None
-        functions = {function.name: function for function in self._allowed_functions}
-        if self.tool_choice.name is not None and self.tool_choice.name in functions:
-            return _compact(functions[self.tool_choice.name].schema_or_any)
-        names = [_identifier(function.schema_or_any) for function in functions.values()]
+        schemas = {function.name: function.parameters or _ANY_OBJECT for function in self._allowed_functions}
+        if self.tool_choice.name is not None and self.tool_choice.name in schemas:
+            return _compact(schemas[self.tool_choice.name])
+        names = [_identifier(schema) for schema in schemas.values()]
         bases = [
             name if ":" in name and names.count(name) == 1 else f"tool:/{number}/{quote(name)}"
             for number, name in enumerate(names)
         ]
-        calls = [_call_schema(function, base) for function, base in zip(functions.values(), bases, strict=True)]
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": function}, "arguments": _document(schema, base)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for (function, schema), base in zip(schemas.items(), bases, strict=True)
+        ]
         single = self.parallel_tool_calls is False or not self.tool_choice.parallel
         bound = {"maxItems": 1} if single else {}
         return _compact({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound})
@@ -202,16 +203,6 @@ class ToolUse(StrictModel):
 def _compact(schema: dict[str, Any]) -> Structure:
     """Return the structure of JSON without blanks, on which small models may spend all their tokens."""
     return structure_of(schema | {"x-guidance": {"whitespace_flexible": False}})
-
-
-def _call_schema(function: FunctionDefinition, base: str) -> dict[str, Any]:
-    arguments = _document(function.schema_or_any, base)
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function.name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
 
 
 def _identifier(schema: dict[str, Any]) -> str:

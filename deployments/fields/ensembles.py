@@ -78,13 +78,12 @@ class EnsembleFields(StrictModel):
     ) -> EnsembleOptions | None:
         """Endpoint's options with the request's changes; None: no changes.
 
+        Raises InvalidRequestError for a value that is out of range or doesn't apply.
+
         Args:
             model: the endpoint's name.
             count: number of members; 0: none.
             blends: whether members are blended token by token.
-
-        Raises:
-            InvalidRequestError: a value is out of range, or doesn't apply to this endpoint.
         """
         given = [name for name in EnsembleFields.model_fields if getattr(self, name) is not None]
         changes = [name for name in given if name != "return_members"]

@@ -34,13 +34,9 @@ _LONGEST_SALT = 200  # characters
 _DRAW_SEED = -1  # as in llama.cpp and vLLM
 _NO_DEFAULTS = SamplingFields()
 Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
-
-
-def check_others(fields: Mapping[str, Any]) -> None:
-    """Refuse fields of other servers that would change the answer. What only tunes them is ignored."""
-    for name, (harmless, advice) in _REFUSED.items():
-        if fields.get(name) is not None and not any(fields[name] == value for value in harmless):
-            raise wrong_field(name, f"is not supported and would change the answer; {advice}")
+_WithoutSpecialTokens = Annotated[
+    bool, only(True, why="texts have no special tokens; `return_token_details` shows them")
+]
 
 
 class CompatibilityFields(StrictModel):
@@ -52,12 +48,8 @@ class CompatibilityFields(StrictModel):
     prompt_cache_key: str | None = Field(None, description="The same.")
     service_tier: str | None = Field(None, description="The same.")
     store: Annotated[Any, without_effect(False)] = Field(None, description="Without effect: answers are not stored.")
-    skip_special_tokens: (
-        Annotated[bool, only(True, why="texts have no special tokens; `return_token_details` shows them")] | None
-    ) = Field(None, description="Only true.")
-    spaces_between_special_tokens: (
-        Annotated[bool, only(True, why="texts have no special tokens; `return_token_details` shows them")] | None
-    ) = Field(None, description="Only true.")
+    skip_special_tokens: _WithoutSpecialTokens | None = Field(None, description="Only true.")
+    spaces_between_special_tokens: _WithoutSpecialTokens | None = Field(None, description="Only true.")
 
 
 class StreamOptions(StrictModel):
@@ -121,9 +113,12 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     @model_validator(mode="before")
     @classmethod
     def _fields_of_other_servers(cls, data: object) -> object:
+        """Refuse those that would change the answer. What only tunes other servers is ignored."""
         if not isinstance(data, dict):
             return data
-        check_others(data)
+        for name, (harmless, advice) in _REFUSED.items():
+            if data.get(name) is not None and not any(data[name] == value for value in harmless):
+                raise wrong_field(name, f"is not supported and would change the answer; {advice}")
         return with_structured_outputs(data)
 
     @model_validator(mode="after")
@@ -250,10 +245,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     ) -> SamplingParams:
         """Build the decoder's parameters; raises InvalidRequestError if one is out of range.
 
-        Args:
-            defaults: the endpoint's, for fields that are null.
-            bad_words_ids: token ids of `bad_words`.
-            verification: the endpoint's.
+        defaults, verification: the endpoint's, for fields that are null.
         """
         fields = self.with_defaults(defaults)
         if self.searches:

@@ -8,6 +8,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
@@ -142,22 +143,18 @@ def wrong_field(field: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError("field", "{problem}", {"field": field, "problem": problem})
 
 
-def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Dotted path of the first wrong field in pydantic's list of errors, and the problem. Path "": the whole input."""
-    return _problem(errors[0])
-
-
 def problem_of(error: ValidationError) -> tuple[str, str]:
-    """Return `first_problem` of a ValidationError."""
-    return _problem(error.errors(include_url=False)[0])
+    """Return `problem_in` of the error's first line."""
+    return problems_of(error)[0]
 
 
 def problems_of(error: ValidationError) -> list[tuple[str, str]]:
-    """Return the path of each wrong field, and the problem, as in `first_problem`."""
-    return [_problem(each) for each in error.errors(include_url=False)]
+    """Return `problem_in` of each of the error's lines."""
+    return [problem_in(each) for each in error.errors(include_url=False)]
 
 
-def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
+def problem_in(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Dotted path of the wrong field in a line of pydantic's errors, and the problem. Path "": the whole input."""
     kind, reason, context = error["type"], _SUBJECT.sub("", error["msg"]), error.get("ctx", {})
     path = [str(part) for part in error["loc"]]
     if path and path[-1] == "[key]":  # a name that is wrong
@@ -169,14 +166,11 @@ def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
             reason = "is required"
         case "json_invalid":
             path, reason = [], f"is not valid JSON: {context['error']}"
-    may_be_key = "api_keys" in path  # never repeat an API key
-    shows_value = not may_be_key and kind not in _WITHOUT_VALUE
-    return ".".join(path), f"{reason}, not {_shorten(error['input'])}" if shows_value else reason
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+    if "api_keys" in path or kind in _WITHOUT_VALUE:  # never repeat an API key
+        return ".".join(path), reason
+    value = repr(error["input"])
+    shown = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "…"
+    return ".".join(path), f"{reason}, not {shown}"
 
 
 def most_values(max_body_bytes: int) -> int:
@@ -235,18 +229,10 @@ def _integer(digits: str) -> int:
 
 def _is_deep(value: Any) -> bool:
     """Whether lists and objects are nested too deeply. Looks at each container once, without recursion."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(_MOST_LEVELS):
-        level = [item for container in level for item in _items(container) if isinstance(item, dict | list)]
         if not level:
             return False
-    return True
-
-
-def _items(value: Any) -> Any:
-    match value:
-        case dict():
-            return value.values()
-        case list():
-            return value
-    return ()
+        children = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [child for child in children if isinstance(child, dict | list)]
+    return bool(level)

@@ -13,6 +13,7 @@ from deployments.fields.conversation import (
     MOST_TOOLS,
     Conversation,
     FunctionDefinition,
+    FunctionName,
     Message,
     ToolChoice,
     ToolUse,
@@ -129,7 +130,7 @@ class AnthropicTool(StrictModel):
     """A function that the model may call."""
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: Text | None = None
     input_schema: JsonObject
     cache_control: Any = None
