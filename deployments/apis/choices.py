@@ -326,7 +326,6 @@ class AnswerWriter(Writer):
         return chunk
 
     def _common(self, index: int, part: Part) -> dict[str, Any]:
-        """Fields that choices of all kinds share."""
         fields: dict[str, Any] = {"index": index, "finish_reason": part.finish}
         if part.finish is not None:
             fields["stop_reason"] = part.stop_reason
@@ -374,7 +373,6 @@ class AnswerWriter(Writer):
         return usage
 
     def _reasoning_tokens(self) -> int:
-        """Tokens of all answers that belong to reasoning."""
         return 0
 
     def _total(self) -> Statistics:

@@ -1,8 +1,8 @@
 """Ids of a stream's events, by which a repeated request goes on after the last one.
 
 An id holds what the answer depends on beyond the request, and a position in it: for each choice the tokens and
-characters so far, and how many events came after that. The same request makes the same tokens again, in other steps.
-So a delta that crosses the position is split there, and what lies before it is left out.
+characters so far, and how many events came after that. A replay yields the same tokens, batched differently. So a
+delta that crosses the position is split there, and what lies before it is left out.
 """
 
 import re
@@ -70,11 +70,7 @@ class EventId:
 
 
 def last_event(header: str | None, body: GenerationRequest, *, resumable: bool) -> EventId | None:
-    """Return the last event that the client has; None: it has none.
-
-    Raises:
-        InvalidRequestError: the header is no id of an event, or not of this request.
-    """
+    """Return the last event that the client has; None: it has none. Raises InvalidRequestError if it is no such id."""
     if header in (None, NO_EVENT):
         return None
     if not resumable:
@@ -93,10 +89,7 @@ class ResumableWriter(Writer):
     def __init__(self, writer: Writer, identity: AnswerIdentity, choices: int, after: EventId | None) -> None:
         """
         writer: its events depend on the tokens alone, not on how they come.
-        after: the last event that the client has; None: it has none.
-
-        Raises:
-            InvalidRequestError: `after` is of a request with another number of choices.
+        after: the last event that the client has; None: it has none. Another number of choices is an error.
         """
         if after is not None and len(after.choices) != choices:
             raise InvalidRequestError(
@@ -111,7 +104,7 @@ class ResumableWriter(Writer):
 
     def begin(self) -> str:
         events = self._writer.begin()
-        return self._number(events) if self._has_arrived() else ""
+        return self._number(events) if self._made == self._wanted else ""
 
     def add(self, index: int, delta: Delta) -> str:
         old, new = self._split(index, delta)
@@ -136,9 +129,6 @@ class ResumableWriter(Writer):
 
     def whole(self) -> dict[str, Any]:
         return self._writer.whole()
-
-    def _has_arrived(self) -> bool:
-        return self._wanted == [ChoicePosition()] * len(self._wanted)
 
     def _split(self, index: int, delta: Delta) -> tuple[Delta | None, Delta | None]:
         """Return what of the delta the client has, and what it has not."""

@@ -1,6 +1,6 @@
 """What answers say about single tokens: OpenAI's log-probabilities, vLLM's of prompts, and sources of tokens.
 
-The models only document the format. Functions encode the JSON directly, because there may be very many tokens.
+The models only document the format: functions encode the JSON, because there may be very many tokens.
 """
 
 from collections.abc import Iterable, Sequence

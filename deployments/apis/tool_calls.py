@@ -72,7 +72,6 @@ class ToolCallParser(AnswerParser):
         yield from self._rest()
 
     def _rest(self) -> _Wait:
-        """Read content to the end."""
         while True:
             self._position = len(self._text)
             self._emit_content()
@@ -131,7 +130,6 @@ class ToolCallParser(AnswerParser):
             self._emitted = self._position
 
     def _discard(self) -> None:
-        """Drop what was read, emitted or not."""
         self._text, self._position, self._emitted = self._text[self._position :], 0, 0
 
     def _peek(self) -> _WaitText:
@@ -143,7 +141,6 @@ class ToolCallParser(AnswerParser):
         return self._text[self._position]
 
     def _skip(self, characters: str) -> _Wait:
-        """Read any of these characters."""
         while (character := (yield from self._peek())) and character in characters:
             self._position += 1
 

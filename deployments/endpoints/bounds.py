@@ -27,12 +27,9 @@ class Bounds:
     def answer_tokens(self, body: GenerationRequest, lengths: Sequence[int], whole_lengths: Sequence[int]) -> list[int]:
         """Most tokens of the answers to each prompt: the client's limit, or the default within the context.
 
-        Args:
-            lengths: tokens of each prompt that are computed.
-            whole_lengths: the same, with those that compression left out.
+        Raises InvalidRequestError if a prompt is empty or too long, or too many tokens are to be reported.
 
-        Raises:
-            InvalidRequestError: a prompt is empty or too long, or too many tokens are to be reported.
+        lengths, whole_lengths: tokens of each prompt without those that compression left out, and with them.
         """
         most = self._reportable(body, lengths)
         return [self._answer_tokens(length, body, most) for length in whole_lengths]
@@ -104,7 +101,6 @@ def count_reported_tokens(body: GenerationRequest, requests: Sequence[Request]) 
 
 
 def _tokens_per_position(count: int | None, *, details: bool) -> int:
-    """Number of tokens that the answer reports per position."""
     return (0 if count is None else count + 1) + details
 
 

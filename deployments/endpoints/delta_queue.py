@@ -29,8 +29,8 @@ class StreamPace:
 class DeltaQueue:
     """The deltas of one answer. It belongs to one event loop.
 
-    What is due leaves when the next delta comes, since other streams get theirs then, too. A timer for each stream
-    would wake the process more often, so there is one only for twice the interval.
+    What is due leaves when the next delta comes, since other streams get theirs then, too. A timer, which wakes the
+    process, waits twice the interval.
     """
 
     def __init__(self, pace: StreamPace | None = None) -> None:
@@ -55,11 +55,7 @@ class DeltaQueue:
             self._timer = self._loop.call_at(self._due_s + self._pace.interval_s, self._ready.set)
 
     async def batch(self) -> DeltaBatch:
-        """Return all deltas that have come, at least one, once they are due.
-
-        Raises:
-            ConsortError: a delta's error, after the deltas before it.
-        """
+        """Return all deltas that have come, at least one, once they are due; raise a delta's error after those."""
         await self._ready.wait()
         self._ready.clear()
         self._stop_timer()

@@ -1,4 +1,4 @@
-"""Splits a text into pieces, and chooses which to keep within a budget of tokens. Pure functions; deterministic.
+"""Splits a text into pieces, and chooses which to keep within a budget of tokens.
 
 LLMLingua (Jiang et al., arXiv 2310.05736): a budget controller (section 3.1) drops whole paragraphs, then each segment
 loses the tokens that the small model predicts best (section 3.2). Scores given a question are contrastive, as in
@@ -7,9 +7,10 @@ kept is met exactly.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, compress, groupby, pairwise
 from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
@@ -43,12 +44,7 @@ class Stretch:
 
 
 def stretches(text: str, question: str | None, *, code: bool) -> list[Stretch]:
-    """Split a text at what must stay: the last occurrence of the question, and fenced code.
-
-    Args:
-        question: None: the text has none.
-        code: whether fenced code may be shortened.
-    """
+    """Split a text at what must stay: the last occurrence of the question, and fenced code unless `code` is true."""
     kept = [] if code else [match.span() for match in _CODE.finditer(text)]
     start = text.rfind(question) if question else -1
     if question and start >= 0:
@@ -69,11 +65,8 @@ def last_paragraph(text: str) -> str:
 def split(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, force_tokens: Collection[str] = ()
 ) -> list[list[Piece]]:
-    """Return the pieces of each text.
-
-    force_tokens: pieces with these texts are forced, with or without white space around them.
-    """
-    paragraph = sentence = 0
+    """Return the pieces of each text. Those with the texts `force_tokens`, or white space around, are forced."""
+    paragraph = sentence = 0  # numbers of the text's first ones
     split_texts: list[list[Piece]] = []
     for text in texts:
         paragraph_ends, sentence_ends = _ends(_PARAGRAPH_END, text), _ends(_SENTENCE_END, text)
@@ -82,14 +75,9 @@ def split(
             shown = text[start:end]
             forced = shown in force_tokens or shown.strip() in force_tokens
             begin = start + len(shown) - len(shown.lstrip())  # many tokens begin with a space
-            while paragraph_ends and begin >= paragraph_ends[0]:
-                paragraph_ends.pop(0)
-                paragraph += 1
-            while sentence_ends and begin >= sentence_ends[0]:
-                sentence_ends.pop(0)
-                sentence += 1
-            pieces.append(Piece(shown, tokens, forced, paragraph, sentence))
-        paragraph, sentence = paragraph + 1, sentence + 1
+            numbers = paragraph + bisect_right(paragraph_ends, begin), sentence + bisect_right(sentence_ends, begin)
+            pieces.append(Piece(shown, tokens, forced, *numbers))
+        paragraph, sentence = paragraph + len(paragraph_ends) + 1, sentence + len(sentence_ends) + 1
         split_texts.append(pieces)
     return split_texts
 
@@ -108,7 +96,6 @@ def _ends(pattern: re.Pattern[str], text: str) -> list[int]:
 
 
 def _token_spans(text: str, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, int, list[int]]]:
-    """Return begin, end and tokens of each piece."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts: list[int] = []
     tokens: list[list[int]] = []
@@ -122,17 +109,10 @@ def _token_spans(text: str, tokenizer: PreTrainedTokenizerBase) -> list[tuple[in
 
 
 def keep_perplexity(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:
-    """Choose pieces: first paragraphs, then within segments.
-
-    Args:
-        scores: of each piece; higher ones stay.
-        budget: tokens to keep.
-    """
+    """Choose pieces with high scores: first paragraphs, then within segments. budget: tokens to keep."""
     kept = keep_groups(pieces, scores, round(_COARSE * budget), [piece.paragraph for piece in pieces])
-    indices = [index for index, keep in enumerate(kept) if keep]
-    fine = keep_tokens([pieces[i] for i in indices], [scores[i] for i in indices], budget)
-    chosen = {index for index, keep in zip(indices, fine, strict=True) if keep}
-    return [index in chosen for index in range(len(pieces))]
+    chosen = iter(keep_tokens(list(compress(pieces, kept)), list(compress(scores, kept)), budget))
+    return [keep and next(chosen) for keep in kept]
 
 
 def keep_sentences(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:
@@ -145,24 +125,18 @@ def keep_chunks(pieces: Sequence[Piece], attention: Sequence[float], free: Seque
 
     SpecPrefill (Liu et al., arXiv 2502.02789, section 3): attention is smoothed over neighbours first.
 
-    Args:
-        attention: to each piece.
-        budget: free tokens to keep.
+    budget: free tokens to keep.
     """
-    smooth = _smooth(attention)
-    chunks = _chunks(pieces, free)
-    indices = [index for index, is_free in enumerate(free) if is_free]
-    kept = keep_groups([pieces[i] for i in indices], [smooth[i] for i in indices], budget, [chunks[i] for i in indices])
-    chosen = {index for index, keep in zip(indices, kept, strict=True) if keep}
-    return [not is_free or index in chosen for index, is_free in enumerate(free)]
+    columns = (pieces, _smooth(attention), _chunks(pieces, free))
+    free_pieces, scores, chunks = (list(compress(column, free)) for column in columns)
+    chosen = iter(keep_groups(free_pieces, scores, budget, chunks))
+    return [not is_free or next(chosen) for is_free in free]
 
 
 def keep_groups(pieces: Sequence[Piece], scores: Sequence[float], budget: int, groups: Sequence[int]) -> list[bool]:
     """Choose groups by their mean score, those with a forced piece first, as long as they fit into the budget.
 
-    The best group stays even if it alone is larger.
-
-    groups: the number of each piece's group; equal numbers are adjacent.
+    The best group stays even if it alone is larger. groups: a number for each piece; equal ones are adjacent.
     """
     sizes: dict[int, int] = {}
     means: dict[int, float] = {}
@@ -183,13 +157,12 @@ def keep_groups(pieces: Sequence[Piece], scores: Sequence[float], budget: int, g
 def keep_tokens(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:
     """Choose pieces, in each segment the same share of its tokens: forced ones, then the best; the first of equal ones.
 
-    budget: tokens to keep; exceeded only by forced pieces.
+    Only forced pieces exceed the budget.
     """
-    segments = _segments(pieces)
     total = sum(len(piece.tokens) for piece in pieces)
     kept = [False] * len(pieces)
     used = seen = 0
-    for segment in segments:
+    for segment in _segments(pieces):
         seen += sum(len(pieces[i].tokens) for i in segment)
         room = budget * seen // max(total, 1) - used  # what earlier segments left is not lost
         for index in sorted(segment, key=lambda i: (not pieces[i].forced, -scores[i], i)):

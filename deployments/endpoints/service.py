@@ -109,8 +109,6 @@ class Service:
         """Count a request that is still to be read. Returns what to call before it is submitted, or when it fails.
 
         Raises OverloadedError if no request of the key can be accepted, but never while answers are cached.
-
-        endpoint: the endpoint of the request, if known.
         """
         if not self.cache.is_enabled:
             self.admission.check_room(self._targets(endpoint), key)
@@ -121,13 +119,11 @@ class Service:
         return None if self.cache.is_enabled else self.admission.room(self._targets(), key)
 
     def _targets(self, endpoint: str | None = None) -> set[str]:
-        """Return the targets of an endpoint, or of all."""
         names = list(self.endpoints) if endpoint is None else [endpoint]
         known = [self.endpoints[name] for name in names if name in self.endpoints]  # an adapter may be gone
         return {served.endpoint.target for served in known}
 
     def endpoint(self, name: str) -> ServedEndpoint:
-        """Endpoint of that name; raises UnknownModelError if there is none."""
         return find_endpoint(name, self.endpoints)
 
     async def prepare(self, body: GenerationRequest, *, seed: int, key: ApiKey = ANYBODY) -> list[Request]:
@@ -193,9 +189,7 @@ class Service:
 
         Closing the generator cancels the requests. Raises as `run` does.
 
-        Args:
-            arrived_s: arrival of the client's request, by the monotonic clock.
-            streamed: whether each batch is sent to the client, so that under load fewer batches are better.
+        streamed: whether each batch is sent to the client, so that under load fewer batches are better.
         """
         if served.strategy is None:
             return self.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=streamed)
@@ -233,16 +227,14 @@ class Service:
     ) -> AsyncGenerator[DeltaBatch, None]:
         """Run requests; yield their deltas in batches as they arrive. Closing the generator cancels them.
 
-        The same request several times in a row is one beam search with that many answers.
+        Adjacent identical requests form one beam search with that many answers. Raises ConsortError if a request was
+        refused, or failed; the others are cancelled.
 
         Args:
             arrived_s: arrival of the client's request, by the monotonic clock; None: now.
             admitted: the requests belong to a request that was accepted already; skip the check of the queue.
             charged: as in `Admission.submit`.
             paced: hold deltas back while there are many other streams, to pass on those of several steps at once.
-
-        Raises:
-            ConsortError: a request was refused, or failed; the others are cancelled.
         """
         deltas = DeltaQueue(self._pace if paced else None)
         running = {
@@ -318,7 +310,6 @@ class Service:
             self.tracer.mark_admitted(request)
 
     def _sink(self, index: int, request: Request, deltas: DeltaQueue) -> Callable[[Delta], None]:
-        """Callback that passes a request's deltas from any thread to the event loop."""
         loop = asyncio.get_running_loop()
 
         def arrive(delta: Delta) -> None:

@@ -1,7 +1,6 @@
 """Writes prompts and messages from named templates."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from pydantic import BaseModel
 
@@ -11,7 +10,7 @@ from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.templates import EXAMPLES, PromptTemplate
 from deployments.fields.conversation import Message
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.prompts import Example, TemplateFields
+from deployments.fields.prompts import TemplateFields
 from deployments.fields.strict import nearest
 
 
@@ -50,9 +49,7 @@ class PromptTemplates:
 
         In a completion, examples come before the prompt, each with its answer. In a chat, each example is a user's turn
         and an answer, after the messages that the body has. A template with a variable `examples` shows them itself.
-
-        Raises:
-            InvalidRequestError: there is no such template, or a variable is missing or unknown.
+        Raises InvalidRequestError if there is no such template, or a variable is missing or unknown.
         """
         match body:
             case CompletionRequest(template=str(name)):
@@ -61,12 +58,9 @@ class PromptTemplates:
             case ChatRequest(template=str(name)):
                 *examples, (question, _) = self._turns(name, body)
                 turns = [pair for asked, answer in examples for pair in (("user", asked), ("assistant", answer))]
+                turns.append(("user", question))
                 written = [Message.model_validate({"role": role, "content": text}) for role, text in turns]
-                body.messages = [
-                    *body.messages,
-                    *written,
-                    Message.model_validate({"role": "user", "content": question}),
-                ]
+                body.messages = [*body.messages, *written]
 
     def _turns(self, name: str, body: TemplateFields) -> list[tuple[str, str]]:
         """Return the rendered examples with their answers; last the rendered prompt, without an answer."""
@@ -76,13 +70,10 @@ class PromptTemplates:
             raise InvalidRequestError(f"template: there is no template {name!r}; {suggestion}", field="template")
         variables, examples = body.variables or {}, body.examples or []
         if template.shows_examples:
-            return [(template.render({**variables, EXAMPLES: _as_variable(examples)}), "")]
+            filled = [{**example.variables, "answer": example.answer} for example in examples]
+            return [(template.render({**variables, EXAMPLES: filled}), "")]
         shown = [
             (template.render(example.variables, field=f"examples.{index}.variables"), example.answer)
             for index, example in enumerate(examples)
         ]
         return [*shown, (template.render(variables), "")]
-
-
-def _as_variable(examples: Sequence[Example]) -> list[dict[str, Any]]:
-    return [{**example.variables, "answer": example.answer} for example in examples]

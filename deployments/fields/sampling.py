@@ -126,13 +126,8 @@ class BeamFields(StrictModel):
         self, *, choices: int, best_of: int | None, force_words_ids: tuple[tuple[tuple[int, ...], ...], ...]
     ) -> BeamOptions:
         """Build the decoder's options; raises InvalidRequestError if one is out of range."""
-        given = {
-            "length_penalty": self.length_penalty,
-            "early_stopping": self.early_stopping,
-            "num_beam_groups": self.num_beam_groups,
-            "diversity_penalty": self.diversity_penalty,
-        }
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        names = ("length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty")
+        options: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         answers = max(choices, best_of or 1)
         return BeamOptions(
             num_beams=self.num_beams or (answers if answers > 1 else _DEFAULT_BEAMS),

@@ -73,7 +73,6 @@ def by_json_field(path: str) -> Extract:
 
 
 def _field(text: str, start: int, names: list[str]) -> tuple[bool, object]:
-    """Return whether a JSON object at `start` has the field, and the field's value."""
     try:
         value, _ = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):

@@ -88,8 +88,6 @@ class MessagesWriter(ItemWriter):
 
 
 class _Block(Item):
-    """A content block."""
-
     delta: ClassVar[str]  # the type of its deltas
     delta_field: ClassVar[str]
 
@@ -108,8 +106,6 @@ class _Block(Item):
 
 
 class _Text(_Block):
-    """A text."""
-
     content, delta, delta_field = Text, "text_delta", "text"
 
     def document(self) -> dict[str, Any]:

@@ -112,8 +112,6 @@ class ResponsesWriter(ItemWriter):
 
 
 class _Item(Item):
-    """An output item."""
-
     prefix: ClassVar[str]  # of its id
 
     def __init__(self, index: int) -> None:
@@ -136,8 +134,6 @@ class _Item(Item):
 
 
 class _Message(_Item):
-    """A text message."""
-
     content, prefix = Text, "msg"
 
     def __init__(self, index: int, token_fields: Callable[[Part], dict[str, Any]]) -> None:
@@ -180,8 +176,6 @@ class _Message(_Item):
 
 
 class _Thinking(_Item):
-    """What the model writes before its answer."""
-
     content, prefix = Reasoning, "rs"
 
     def add(self, part: Part) -> Sequence[ItemEvent]:
@@ -197,8 +191,6 @@ class _Thinking(_Item):
 
 
 class _FunctionCall(_Item):
-    """A function call."""
-
     content, prefix = Arguments, "fc"
 
     def __init__(self, index: int, call: Call) -> None:
