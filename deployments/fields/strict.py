@@ -120,6 +120,11 @@ def without_surrogates(text: str) -> str:
 Text = Annotated[str, AfterValidator(without_surrogates)]
 
 
+def without_nulls(value: object) -> object:
+    """Drop an object's entries without a value."""
+    return {name: entry for name, entry in value.items() if entry is not None} if isinstance(value, dict) else value
+
+
 def printable(text: str) -> str:
     """Replace lone surrogates, which UTF-8 can't encode, by question marks."""
     return text.encode(errors="replace").decode()

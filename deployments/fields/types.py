@@ -91,14 +91,13 @@ def _as_list(value: object) -> object:
 
 
 def _read_prompts(value: Any) -> list[Prompt]:
-    """Return one prompt or several, texts or token ids, as a list of prompts."""
     if value is None:
         return []
-    prompts = value if _is_list(value) and value and not _is_token(value[0]) else [value]
+    prompts = value if isinstance(value, list) and value and not _is_token(value[0]) else [value]
     for prompt in prompts:
         if isinstance(prompt, str):
             without_surrogates(prompt)
-        elif not (_is_list(prompt) and all(_is_token(token) for token in prompt)):
+        elif not (isinstance(prompt, list) and all(_is_token(token) for token in prompt)):
             raise PydanticCustomError("prompt", _PROMPT_FORMS)
         if not prompt:
             raise PydanticCustomError("empty", "should not be empty")
@@ -113,10 +112,6 @@ def _read_token_keys(value: object) -> object:
     if wrong is not None:
         raise PydanticCustomError("token_key", "should have token ids as its keys")
     return {int(key): bias for key, bias in value.items()}
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
 
 
 def _is_token(value: object) -> bool:

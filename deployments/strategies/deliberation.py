@@ -72,12 +72,7 @@ class Deliberation:
     """A deliberation over one prompt. The request's `ensemble_options` have weights, failure policy and time limits."""
 
     def __init__(
-        self,
-        request: Request,
-        models: Sequence[str],
-        options: StrategyOptions,
-        run: Run,
-        ready: Callable[[], set[str]],
+        self, request: Request, models: Sequence[str], options: StrategyOptions, run: Run, ready: Callable[[], set[str]]
     ) -> None:
         """
         request: for the leader, whose candidate 0 has its seed.

@@ -92,8 +92,7 @@ class MemberClient:
 
     def __init__(self, run: Run, ready: Callable[[], set[str]], timeout_s: float) -> None:
         """
-        run: yields the deltas of some requests (see `Service.run`).
-        ready: returns the models that have a live replica, or get one when requests wait for it.
+        run: as `Service.run`. ready: returns the models that can be asked.
         timeout_s: time limit of a member for all requests of a call.
         """
         self._run, self._ready, self._timeout_s = run, ready, timeout_s

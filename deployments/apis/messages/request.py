@@ -20,7 +20,7 @@ from deployments.fields.conversation import (
     thinking_variables,
 )
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
+from deployments.fields.strict import ContentPart, StrictModel, Text, without_nulls, wrong_field
 from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject, StopStrings, without_effect
 
@@ -83,11 +83,6 @@ class Block(ContentPart):
                 raise wrong_field(field, "is required")
         return self
 
-    @property
-    def call(self) -> dict[str, Any]:
-        """A `tool_use` as chat has it."""
-        return {"id": self.id, "function": {"name": self.name, "arguments": json.dumps(self.input)}}
-
 
 class AnthropicMessage(StrictModel):
     """A message: a text, or content blocks."""
@@ -111,7 +106,11 @@ class AnthropicMessage(StrictModel):
             if block.type == "tool_result"
         ]
         turn: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
-        calls = [block.call for block in self.content if block.type == "tool_use"]
+        calls = [
+            {"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input)}}
+            for block in self.content
+            if block.type == "tool_use"
+        ]
         thinking = "".join(block.thinking or "" for block in self.content)
         if calls:
             turn["tool_calls"] = calls
@@ -134,10 +133,6 @@ class AnthropicTool(StrictModel):
     description: Text | None = None
     input_schema: JsonObject
     cache_control: Any = None
-
-    @property
-    def definition(self) -> FunctionDefinition:
-        return FunctionDefinition(name=self.name, description=self.description, parameters=self.input_schema)
 
 
 def _read_choice(value: object) -> ToolChoice | None:
@@ -198,7 +193,10 @@ class AnthropicConversation(ToolUse):
 
     @property
     def given_functions(self) -> Sequence[FunctionDefinition]:
-        return [tool.definition for tool in self.tools or ()]
+        return [
+            FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
+            for tool in self.tools or ()
+        ]
 
     def to_conversation(self) -> Conversation:
         """Return the conversation as chat has it. The system's text comes first."""
@@ -246,9 +244,7 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
     @classmethod
     def _without_nulls(cls, value: object) -> object:
         """Drop entries without a value: clients send `user_id: null`."""
-        if not isinstance(value, dict):
-            return value
-        return {name: entry for name, entry in value.items() if entry is not None}
+        return without_nulls(value)
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
         return [

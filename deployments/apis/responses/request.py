@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import Conversation, FlatToolFields, Message, refusal_as_text, thinking_variables
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
+from deployments.fields.strict import ContentPart, StrictModel, Text, without_nulls, wrong_field
 from deployments.fields.structures import ResponseFormat
 from deployments.fields.types import Items, JsonObject, Limit, only, without_effect
 
@@ -27,11 +27,6 @@ def _as_parts(value: object) -> object:
     if isinstance(value, str):
         return [{"type": "input_text", "text": value}]
     return [refusal_as_text(part, "output_text") for part in value] if isinstance(value, list) else value
-
-
-def _without_nulls(value: object) -> object:
-    """Drop null fields, which clients send when they return an earlier output."""
-    return {name: field for name, field in value.items() if field is not None} if isinstance(value, dict) else value
 
 
 class ItemPart(ContentPart):
@@ -83,7 +78,7 @@ class Item(StrictModel):
         return {"role": self.role, "content": _text(self.content)}
 
 
-InputItem = Annotated[Item, BeforeValidator(_without_nulls)]
+InputItem = Annotated[Item, BeforeValidator(without_nulls)]  # clients return earlier outputs with all their fields
 
 
 def _text(parts: Sequence[ItemPart] | None) -> str:
@@ -218,14 +213,11 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
 
     @property
     def structure(self) -> Structure | None:
-        return self.forced_structure() or self._text_structure
+        wanted = self.text.format if self.text else None
+        own = super().structure if wanted is None else wanted.response_format.structure
+        return self.forced_structure() or own
 
     @property
     def structure_field(self) -> str:
-        own = "text.format" if self.text is not None and self.text.format is not None else super().structure_field
+        own = "text.format" if self.text and self.text.format else super().structure_field
         return "tools" if self.must_call else own
-
-    @property
-    def _text_structure(self) -> Structure | None:
-        wanted = self.text.format if self.text else None
-        return wanted.response_format.structure if wanted is not None else super().structure
