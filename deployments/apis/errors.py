@@ -108,8 +108,10 @@ def refusal_response(status: int, message: str, code: str, headers: dict[str, st
 def error_response(error: Exception) -> ErrorResponse:
     """Response to a request that raised the error."""
     status, body = _status_and_body(error)
-    waits = isinstance(error, OverloadedError | UnavailableError)
-    return ErrorResponse(body, status, {"Retry-After": str(error.retry_after_s)} if waits else None)
+    headers = None
+    if isinstance(error, OverloadedError | UnavailableError):
+        headers = {"Retry-After": str(error.retry_after_s)}
+    return ErrorResponse(body, status, headers)
 
 
 def sse(data: str, *, name: str | None = None) -> str:

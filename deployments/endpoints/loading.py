@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -128,7 +128,8 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     length = min(_context_length(config.models[model]) for model in (endpoint.target, *endpoint.others))
     colocated = endpoint.drafter in config.colocated_drafter_of(endpoint.target)
     recommended = _load(load_sampling_defaults, target) if endpoint.generation_config else SamplingDefaults()
-    known = {field: value for field, value in recommended.given().items() if field in SamplingFields.model_fields}
+    given: dict[str, Any] = recommended.given()
+    known = {field: value for field, value in given.items() if field in SamplingFields.model_fields}
     strategy_key = f"endpoints.{name}.strategy"
     return ServedEndpoint(
         endpoint=_endpoint(name, endpoint, text_decoder(tokenizer, vocab_size), colocated=colocated),

@@ -127,9 +127,8 @@ def keep_chunks(pieces: Sequence[Piece], attention: Sequence[float], free: Seque
 
     budget: free tokens to keep.
     """
-    columns = (pieces, _smooth(attention), _chunks(pieces, free))
-    free_pieces, scores, chunks = (list(compress(column, free)) for column in columns)
-    chosen = iter(keep_groups(free_pieces, scores, budget, chunks))
+    scores, chunks = list(compress(_smooth(attention), free)), list(compress(_chunks(pieces, free), free))
+    chosen = iter(keep_groups(list(compress(pieces, free)), scores, budget, chunks))
     return [not is_free or next(chosen) for is_free in free]
 
 
