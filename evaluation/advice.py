@@ -17,7 +17,7 @@ WORTHWHILE = 1.05  # speculation pays if the best speed-up is at least this
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The factor that would help most if it were ideal."""
+    """What would help most if it were ideal."""
 
     name: str
     complaint: str
@@ -38,7 +38,6 @@ class Advice:
 
     @property
     def sentence(self) -> str:
-        """The advice as a sentence."""
         best, obstacle = self.best, self.obstacle
         streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
         if not self.pays:
@@ -49,14 +48,18 @@ class Advice:
         turns = f" ({best.alternating:.2f} if the models take turns)" if best.draft_step_s else ""
         return (
             f"{streams}: draft length {best.draft_length}, up to {best.hidden:.2f} times as fast{turns}. It is "
-            f"limited most by {obstacle.name}: "
-            f"{obstacle.detail}"
+            f"limited most by {obstacle.name}: {obstacle.detail}"
         )
 
 
 def advise(profile: Profile) -> list[Advice]:
     """Return the advice for each number of streams."""
-    return [_advise(profile, streams) for streams in STREAMS]
+    advice = []
+    for streams in STREAMS:
+        candidates = _all_limits(profile, streams)
+        best = max(candidates, key=lambda limits: limits.hidden)
+        advice.append(Advice(streams, best, _obstacle(candidates, best, profile.acceptance)))
+    return advice
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
@@ -118,38 +121,32 @@ def _all_limits(profile: Profile, streams: int) -> list[SpeculationLimits]:
     return [profile.limits(streams, draft_length) for draft_length in profile.draft_lengths]
 
 
-def _advise(profile: Profile, streams: int) -> Advice:
-    candidates = _all_limits(profile, streams)
-    best = max(candidates, key=lambda limits: limits.hidden)
-    return Advice(streams, best, _obstacle(candidates, best, profile.acceptance))
-
-
 def _obstacle(candidates: Sequence[SpeculationLimits], best: SpeculationLimits, acceptance: float) -> Obstacle:
     """Return the obstacle (acceptance, drafter speed or cost of more tokens) whose removal would raise S* most."""
     cost = best.draft_step_s / best.plain_step_s
     growth = best.verify_step_s / best.plain_step_s
+    low = Obstacle(
+        "the acceptance",
+        "the acceptance is too low",
+        f"the drafter has the target's token {acceptance:.0%} of the time",
+    )
+    slow = Obstacle(
+        "the drafter's speed", "the drafter is too slow", f"a draft token takes {cost:.2f} of a step of the target"
+    )
+    grows = Obstacle(
+        "what more tokens cost",
+        "the cost of a step grows with its tokens, as the target is bound by compute",
+        f"{best.draft_length + 1} tokens of each stream take {growth:.2f} times as long as one",
+    )
     ideal = {
-        Obstacle(
-            "the acceptance",
-            "the acceptance is too low",
-            f"the drafter has the target's token {acceptance:.0%} of the time",
-        ): [replace(limits, tokens_per_step=limits.draft_length + 1.0) for limits in candidates],
-        Obstacle(
-            "the drafter's speed",
-            "the drafter is too slow",
-            f"a draft token takes {cost:.2f} of a step of the target",
-        ): [replace(limits, draft_step_s=0.0) for limits in candidates],
-        Obstacle(
-            "what more tokens cost",
-            "the cost of a step grows with its tokens, as the target is bound by compute",
-            f"{best.draft_length + 1} tokens of each stream take {growth:.2f} times as long as one",
-        ): [replace(limits, verify_step_s=limits.plain_step_s) for limits in candidates],
+        low: max(replace(limits, tokens_per_step=limits.draft_length + 1.0).hidden for limits in candidates),
+        slow: max(replace(limits, draft_step_s=0.0).hidden for limits in candidates),
+        grows: max(replace(limits, verify_step_s=limits.plain_step_s).hidden for limits in candidates),
     }
-    return max(ideal, key=lambda obstacle: max(limits.hidden for limits in ideal[obstacle]))
+    return max(ideal, key=lambda obstacle: ideal[obstacle])
 
 
 def _time_table(profile: Profile) -> Table:
-    """Return a table of step times: the target's by tokens per stream, and those of one draft token."""
     widths = sorted({width for _, width in profile.target_step_s})
     title = "ms per draft token, and per step of the target by tokens per stream"
     table = Table("streams", "drafts", *map(str, widths), box=SIMPLE, title=title)
@@ -160,7 +157,6 @@ def _time_table(profile: Profile) -> Table:
 
 
 def _speed_up_table(profile: Profile) -> Table:
-    """Return a table by draft length: tokens per step, and speed-ups with drafting hidden and alternating."""
     title = "speed-up at best" if profile.is_in_step else "speed-up at best: drafting hidden (alternating)"
     table = Table("draft length", "tokens/step", box=SIMPLE, title=title)
     for streams in profile.draft_step_s:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -16,7 +17,7 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.request import Delta, Request
+from actors.coordinator.request import Delta, Request, new_request_id
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.blending.params import EnsembleOptions
@@ -41,13 +42,7 @@ _RUNNING = 32  # requests of one model at once
 _READY_S = 0.01
 _SIGNIFICANT = 2.0  # standard errors; a larger difference counts as significant
 
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """One way to answer."""
-
-    name: str
-    answer: Callable[[Sequence[Request]], Awaitable[list[Delta]]]  # complete answers, one per request
+Answer = Callable[[Sequence[Request]], Awaitable[list[Delta]]]  # one way to answer: a whole answer for each request
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +64,9 @@ async def compare(
     samples: int,
     report: Callable[[str], None],
 ) -> list[Finding]:
-    """Measure every member alone, self-consistency of the first, and the endpoint itself.
+    """Measure every member alone, self-consistency of the first, and the endpoint itself, with the same seeds.
 
-    Args:
-        requests: the endpoint's; the same for all contestants, with the same seeds.
-        samples: candidates of self-consistency.
-        report: called with each step that begins.
+    Self-consistency is by the endpoint's votes if it has any, else by minimum Bayes risk. samples: its candidates.
 
     Raises:
         ConsortError: a request was refused, or failed.
@@ -82,73 +74,47 @@ async def compare(
     models = served.config.models
     limits = Limits(max_requests=_NO_LIMIT, running=dict.fromkeys(models, _RUNNING))
     service = Service({}, coordinator, limits=limits)
-    contestants = [
-        *(Contestant(f"{model} alone", _alone(service, model)) for model in models),
-        Contestant(f"{models[0]}, {samples} samples", _consistent(service, served, models[0], samples)),
-        Contestant(served.name, _endpoint(service, served)),
-    ]
+    first, own = models[0], served.strategy
+    voting = own if own is not None and own.kind == "majority" else StrategyOptions(kind="mbr")
+    contestants: dict[str, Answer] = {f"{model} alone": partial(_alone, service, model) for model in models}
+    contestants[f"{first}, {samples} samples"] = partial(
+        _consistent, service, first, replace(voting, candidates=samples)
+    )
+    contestants[served.name] = partial(_written, service.run) if own is None else partial(_chosen, service, models, own)
     findings = []
-    for contestant in contestants:
-        report(f"{contestant.name}: writing")
-        await contestant.answer([_warm_up(requests[0])])
+    for name, answer in contestants.items():
+        report(f"{name}: writing")
+        await answer([_warm_up(requests[0])])
         began_s = time.perf_counter()
-        deltas = await contestant.answer(requests)
+        deltas = await answer(requests)
         seconds = time.perf_counter() - began_s
-        report(f"{contestant.name}: being judged")
+        report(f"{name}: being judged")
         likelihoods = await _judged(service, models, requests, deltas)
-        findings.append(
-            Finding(
-                contestant.name,
-                [delta.text for delta in deltas],
-                [
-                    replace(measure(delta.token_ids), log_likelihood=by_member[0])
-                    for delta, by_member in zip(deltas, likelihoods, strict=True)
-                ],
-                likelihoods,
-                sum(len(delta.token_ids) for delta in deltas) / seconds,
-            )
-        )
+        metrics = [
+            replace(measure(delta.token_ids), log_likelihood=by_member[0])
+            for delta, by_member in zip(deltas, likelihoods, strict=True)
+        ]
+        tokens = sum(len(delta.token_ids) for delta in deltas)
+        findings.append(Finding(name, [delta.text for delta in deltas], metrics, likelihoods, tokens / seconds))
     return findings
 
 
-def _alone(service: Service, model: str) -> Callable[[Sequence[Request]], Awaitable[list[Delta]]]:
-    async def answer(requests: Sequence[Request]) -> list[Delta]:
-        return await _written(service.run, [_plain_request(request, model) for request in requests])
-
-    return answer
+async def _alone(service: Service, model: str, requests: Sequence[Request]) -> list[Delta]:
+    return await _written(service.run, [_plain_request(request, model) for request in requests])
 
 
-def _endpoint(service: Service, served: ServedEndpoint) -> Callable[[Sequence[Request]], Awaitable[list[Delta]]]:
-    strategy = served.strategy
-
-    async def blend(requests: Sequence[Request]) -> list[Delta]:
-        return await _written(service.run, requests)
-
-    async def choose(requests: Sequence[Request]) -> list[Delta]:
-        assert strategy is not None
-        return await _chosen(service, served.config.models, strategy, requests)
-
-    return blend if strategy is None else choose
-
-
-def _consistent(
-    service: Service, served: ServedEndpoint, model: str, samples: int
-) -> Callable[[Sequence[Request]], Awaitable[list[Delta]]]:
-    """Return self-consistency by the endpoint's votes if it has any, else by minimum Bayes risk."""
-    own = served.strategy
-    strategy = own if own is not None and own.kind == "majority" else StrategyOptions(kind="mbr")
-
-    async def answer(requests: Sequence[Request]) -> list[Delta]:
-        alone = [_plain_request(request, model) for request in requests]
-        return await _chosen(service, [model], replace(strategy, candidates=samples), alone)
-
-    return answer
+async def _consistent(
+    service: Service, model: str, strategy: StrategyOptions, requests: Sequence[Request]
+) -> list[Delta]:
+    """Return what votes, or minimum Bayes risk, choose of a model's own answers."""
+    return await _chosen(service, [model], strategy, [_plain_request(request, model) for request in requests])
 
 
 async def _written(run: Run, requests: Sequence[Request]) -> list[Delta]:
     """Return the complete answer to each request."""
     parts: list[list[Delta]] = [[] for _ in requests]
-    async with aclosing(run([_with_new_id(request) for request in requests])) as batches:
+    anew = [replace(request, request_id=new_request_id(), arrived_at_s=time.time()) for request in requests]
+    async with aclosing(run(anew)) as batches:
         async for batch in batches:
             for index, delta in batch:
                 parts[index].append(delta)
@@ -188,19 +154,6 @@ def _plain_request(request: Request, model: str) -> Request:
     return replace(request, endpoint=endpoint, ensemble=EnsembleOptions(member_timeout_s=_SCORING_TIMEOUT_S))
 
 
-def _with_new_id(request: Request) -> Request:
-    """Return the same request with a new id."""
-    return Request(
-        request.endpoint,
-        request.prompt,
-        request.params,
-        speculate=request.speculate,
-        draft_length=request.draft_length,
-        ensemble=request.ensemble,
-        timeout_s=request.timeout_s,
-    )
-
-
 def _warm_up(request: Request) -> Request:
     return replace(request, params=replace(request.params, max_tokens=8, min_tokens=0))
 
@@ -220,7 +173,6 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """Whether the difference is significant."""
         return abs(self.mean) > _SIGNIFICANT * self.standard_error
 
     def __str__(self) -> str:
@@ -261,7 +213,6 @@ class Comparison:
 
     @property
     def members(self) -> Sequence[str]:
-        """Names of the endpoint's models."""
         return self.workload.config.endpoints[self.workload.endpoint].models
 
     def document(self) -> dict[str, Any]:
@@ -301,11 +252,7 @@ class Comparison:
 
 
 def measure_comparison(workload: Workload, *, seeds: int, samples: int, report: Report) -> Comparison:
-    """Let all contestants answer every prompt with each seed, and judge their texts.
-
-    Args:
-        seeds: texts for each prompt.
-        samples: candidates of self-consistency.
+    """Let all contestants answer every prompt with each seed, and judge their texts. samples: as in `compare`.
 
     Raises:
         ConsortError: a model can't be loaded, or a prompt does not fit.
@@ -337,12 +284,7 @@ def measure_comparison(workload: Workload, *, seeds: int, samples: int, report: 
         findings = asyncio.run(compare(engine.coordinator, served, requests, samples=samples, report=report))
     return Comparison(
         workload,
-        {
-            "new_tokens": workload.new_tokens,
-            "temperature": workload.temperature,
-            "seeds": seeds,
-            "samples": samples,
-        },
+        {"new_tokens": workload.new_tokens, "temperature": workload.temperature, "seeds": seeds, "samples": samples},
         findings,
         judge(findings, served.name, members=len(served.config.models)),
     )

@@ -7,7 +7,7 @@ compared. A text with fewer than n tokens has no n-grams: its entropy, distinct-
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 
 _HEAD = ("tokens", "entropy-1", "entropy-2", "entropy-3", "distinct-1", "distinct-2", "repetition", "likelihood")
@@ -52,17 +52,8 @@ def repetition(tokens: Sequence[Hashable], n: int = 4) -> float:
     return 1 - len(counts) / counts.total() if counts else 0.0
 
 
-def mean_log_likelihood(log_probs: Sequence[float]) -> float:
-    """Return the mean log-probability of a text's tokens, in nats; 0 for no tokens, −∞ if one is impossible."""
-    return fmean(log_probs) if log_probs else 0.0
-
-
 def measure(tokens: Sequence[Hashable], log_probs: Sequence[float] | None = None) -> TextMetrics:
-    """Compute all metrics of one text. log_probs: one per token, from the judging model; None: no likelihood.
-
-    Raises:
-        ValueError: there is not one log-probability for each token.
-    """
+    """Compute all metrics of one text. log_probs: one per token, from the judging model; None: no likelihood."""
     if log_probs is not None and len(log_probs) != len(tokens):
         raise ValueError(f"{len(log_probs)} log-probabilities for {len(tokens)} tokens; there must be one for each")
     return TextMetrics(
@@ -73,29 +64,16 @@ def measure(tokens: Sequence[Hashable], log_probs: Sequence[float] | None = None
         distinct_1=distinct(tokens, 1),
         distinct_2=distinct(tokens, 2),
         repetition=repetition(tokens),
-        log_likelihood=None if log_probs is None else mean_log_likelihood(log_probs),
+        log_likelihood=None if log_probs is None else fmean(log_probs or [0.0]),
     )
 
 
 def average(texts: Sequence[TextMetrics]) -> TextMetrics:
-    """Average each metric over the texts, with equal weights. Without likelihood if any text has none.
-
-    Raises:
-        ValueError: there are no texts.
-    """
+    """Average each metric over the texts, with equal weights. Without likelihood if any text has none."""
     if not texts:
         raise ValueError("no texts to average")
-    likelihoods = [text.log_likelihood for text in texts if text.log_likelihood is not None]
-    return TextMetrics(
-        tokens=fmean(text.tokens for text in texts),
-        entropy_1=fmean(text.entropy_1 for text in texts),
-        entropy_2=fmean(text.entropy_2 for text in texts),
-        entropy_3=fmean(text.entropy_3 for text in texts),
-        distinct_1=fmean(text.distinct_1 for text in texts),
-        distinct_2=fmean(text.distinct_2 for text in texts),
-        repetition=fmean(text.repetition for text in texts),
-        log_likelihood=fmean(likelihoods) if len(likelihoods) == len(texts) else None,
-    )
+    columns = {each.name: [getattr(text, each.name) for text in texts] for each in fields(TextMetrics)}
+    return TextMetrics(**{name: None if None in values else fmean(values) for name, values in columns.items()})
 
 
 def _ngrams(tokens: Sequence[Hashable], n: int) -> Counter[tuple[Hashable, ...]]:
@@ -105,14 +83,14 @@ def _ngrams(tokens: Sequence[Hashable], n: int) -> Counter[tuple[Hashable, ...]]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as aligned columns: the first flush left, the others flush right.
-
-    Raises:
-        ValueError: a row and the head differ in their number of cells.
-    """
+    """Format rows as aligned columns: the first flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = ["-" * width for width in widths]
-    return "\n".join(_line(row, widths) for row in (head, rule, *rows))
+    lines = []
+    for row in (head, rule, *rows):
+        first, *others = zip(row, widths, strict=True)
+        lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip())
+    return "\n".join(lines)
 
 
 def metrics_table(
@@ -120,22 +98,9 @@ def metrics_table(
     more: Mapping[str, Sequence[str]] | None = None,
     more_head: Sequence[str] = (),
 ) -> str:
-    """Format metrics with a row for each name and a column for each metric.
-
-    Args:
-        metrics: by the name of the model or strategy that wrote the texts.
-        more: further cells of each row, by the same names, such as its speed.
-        more_head: headings of the further cells.
-    """
+    """Format metrics, by who wrote the texts: a row each, a column for each metric, and further cells of the rows."""
     rows = [(name, *_cells(text_metrics), *(more[name] if more else ())) for name, text_metrics in metrics.items()]
     return table(("", *_HEAD, *more_head), rows)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (
-        cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join(padded).rstrip()
 
 
 def _cells(metrics: TextMetrics) -> list[str]:

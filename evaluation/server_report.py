@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decoding.errors import UnavailableError
 from deployments.client import Client
 from evaluation.metrics import TextMetrics, average, measure, metrics_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DRAFT_LENGTHS = tuple(range(1, 11))
 _BLENDS = ("contrastive", "ensemble")
@@ -53,7 +50,6 @@ class WayReport:
     texts: Sequence[str]
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
         way = {"name": self.way.name, "endpoint": self.way.endpoint, **self.way.fields}
         figures = {"seconds": round(self.seconds, 4), "tokens_per_s": round(self.tokens_per_s, 2)}
         return {**way, **asdict(self.metrics), **figures, "texts": list(self.texts)}
@@ -117,17 +113,15 @@ class Reporter:
             seconds[length] = _seconds(at_length)
             if length == max(lengths):
                 accepted = sum((count_accepted(answer.sources) for answer in at_length), Counter())
-        reports = [self._report(card["id"], way, prompts, given) for way, given in zip(ways, answers, strict=True)]
-        acceptance = acceptance_by_position(accepted)
         return Report(
             self._client.url,
             card["id"],
             prompts,
             self._max_tokens,
             self._temperature,
-            reports,
+            [self._report(card["id"], way, prompts, given) for way, given in zip(ways, answers, strict=True)],
             seconds,
-            acceptance,
+            acceptance_by_position(accepted),
         )
 
     def _answers(self, way: Way, prompts: Sequence[str]) -> list[Answer]:
@@ -145,12 +139,15 @@ class Reporter:
             **way.fields,
         }
         began_s = time.perf_counter()
-        document = self._client.checked("/v1/completions", self._client.post("/v1/completions", body))
+        document = self._ask("/v1/completions", body)
         seconds = time.perf_counter() - began_s
         choice = document["choices"][0]
-        details = choice["token_details"]
-        tokens = [detail["id"] for detail in details]
-        return Answer(choice["text"], tokens, [detail["source"] for detail in details], seconds)
+        tokens, sources = ([detail[name] for detail in choice["token_details"]] for name in ("id", "source"))
+        return Answer(choice["text"], tokens, sources, seconds)
+
+    def _ask(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+        document: dict[str, Any] = self._client.checked(path, self._client.post(path, body))
+        return document
 
     def _report(self, judge: str, way: Way, prompts: Sequence[str], answers: Sequence[Answer]) -> WayReport:
         pairs = zip(prompts, answers, strict=True)
@@ -160,11 +157,9 @@ class Reporter:
 
     def _log_probs(self, judge: str, prompt: str, answer: Answer) -> list[float]:
         """Return the log-probability of each token of an answer, by the judge's target alone, in nats."""
-        before = self._client.checked("/tokenize", self._client.post("/tokenize", {"model": judge, "prompt": prompt}))[
-            "tokens"
-        ]
+        before = self._ask("/tokenize", {"model": judge, "prompt": prompt})["tokens"]
         body = {"model": judge, "prompt": [*before, *answer.tokens], "max_tokens": 0, "echo": True, "logprobs": 0}
-        document = self._client.checked("/v1/completions", self._client.post("/v1/completions", body))
+        document = self._ask("/v1/completions", body)
         log_probs: list[float] = document["choices"][0]["logprobs"]["token_logprobs"]
         return log_probs[len(before) :]
 
@@ -182,7 +177,7 @@ def count_accepted(sources: Sequence[str]) -> Counter[int]:
 
 
 def acceptance_by_position(counts: Mapping[int, int]) -> list[float]:
-    """Return the share of drafts that were accepted up to their first, second, … token. counts: as above."""
+    """Return the share of drafts that were accepted up to their first, second, … token. counts: of `count_accepted`."""
     total = sum(counts.values())
     return [
         sum(count for accepted, count in counts.items() if accepted >= position) / total
@@ -214,8 +209,10 @@ def write_page(report: Report, folder: Path) -> list[Path]:
     page.write_text(_page(report, pictured=bool(pictures)), encoding="utf-8")
     data.write_text(json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if pictures:
-        _draw_times(report, pictures[0])
-        _draw_acceptance(report.acceptance, pictures[1])
+        times = {length: report.seconds[length] for length in sorted(report.seconds) if length}
+        _draw(times, pictures[0], labels=("draft length", "seconds"), plain=report.seconds[0])
+        shares = dict(enumerate(report.acceptance, start=1))
+        _draw(shares, pictures[1], labels=("position in the draft", "share of drafts accepted up to there"))
     return [page, data, *pictures]
 
 
@@ -253,28 +250,17 @@ def _page(report: Report, *, pictured: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _draw_times(report: Report, path: Path) -> None:
-    figure = _new_figure()
-    axes = figure.subplots()
-    lengths = [length for length in sorted(report.seconds) if length]
-    axes.bar(lengths, [report.seconds[length] for length in lengths], color=_BLUE, label="speculative")
-    axes.axhline(report.seconds[0], color=_RED, linestyle="--", label="plain")
-    axes.set(xlabel="draft length", ylabel="seconds", xticks=lengths)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-
-
-def _draw_acceptance(shares: Sequence[float], path: Path) -> None:
-    figure = _new_figure()
-    axes = figure.subplots()
-    positions = range(1, len(shares) + 1)
-    axes.bar(positions, shares, color=_BLUE)
-    axes.set(xlabel="position in the draft", ylabel="share of drafts accepted up to there", ylim=(0, 1))
-    axes.set_xticks(list(positions))
-    figure.savefig(path, dpi=150)
-
-
-def _new_figure() -> "Figure":
+def _draw(bars: Mapping[int, float], path: Path, *, labels: tuple[str, str], plain: float | None = None) -> None:
+    """Draw bars over 1, 2, … tokens. labels: of the axes. plain: where a line stands for plain decoding."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(list(bars), list(bars.values()), color=_BLUE, label="speculative")
+    axes.set(xlabel=labels[0], ylabel=labels[1], xticks=list(bars))
+    if plain is None:
+        axes.set_ylim(0, 1)
+    else:
+        axes.axhline(plain, color=_RED, linestyle="--", label="plain")
+        axes.legend()
+    figure.savefig(path, dpi=150)

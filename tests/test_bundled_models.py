@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_the_chat_template_renders(folder: Path) -> None:
 @torch.no_grad()
 def test_the_target_ends_its_answers() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
-    model = load(MODELS / "target")
+    model: Any = load(MODELS / "target")
     messages = [{"role": "user", "content": "What does close in the module socket do?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids

@@ -9,7 +9,6 @@ from evaluation.metrics import (
     TextMetrics,
     average,
     distinct,
-    mean_log_likelihood,
     measure,
     metrics_table,
     ngram_entropy,
@@ -57,9 +56,8 @@ def test_fifty_different_tokens_have_the_greatest_entropy() -> None:
 
 
 def test_likelihood_is_per_token() -> None:
-    assert mean_log_likelihood([-1.0, -2.0, -6.0]) == -3
-    assert mean_log_likelihood([]) == 0
-    assert mean_log_likelihood([-1.0, -math.inf]) == -math.inf
+    assert measure([5, 6, 7], [-1.0, -2.0, -6.0]).log_likelihood == -3
+    assert measure([5, 6], [-1.0, -math.inf]).log_likelihood == -math.inf
     assert measure([5, 6], [-1, -2]).log_likelihood == -1.5
     assert measure([5, 6]).log_likelihood is None
 
