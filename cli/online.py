@@ -164,7 +164,7 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
         return
     current = reader.read()
     show(current, _console, as_json=as_json)
-    if not current.ready:
+    if not current["ready"]:
         raise SystemExit(1)
 
 

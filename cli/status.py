@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,72 +20,7 @@ _POLL_S = 0.5
 _BAR_WIDTH = 5  # characters: a row of a replica with a short name has 80
 _UNLIMITED = 10_000  # characters
 _AWAY = (DeadlineError, OverloadedError, UnavailableError)
-_RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates of an endpoint, since the server's start or the last reading. None: nothing happened."""
-
-    tokens_per_s: float | None
-    acceptance_rate: float | None
-    acceptance_length: float | None
-    hit_rate: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointStatus:
-    """An endpoint's models and rates."""
-
-    name: str
-    target: str
-    drafter: str | None
-    ready: bool
-    requests: int  # since the server's start
-    rates: Rates
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """A copy of a model."""
-
-    name: str
-    model: str
-    role: str
-    running: int  # requests that hold a slot
-    waiting: int  # requests that wait for one
-    slots: int
-    drafting: bool | None  # target: whether it wants drafts now
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaCount:
-    """How many replicas a model should have and has. reason: why fewer run than are wanted."""
-
-    model: str
-    wanted: int
-    running: int
-    reason: str | None
-
-    @property
-    def words(self) -> str:
-        """The counts and the reason in words."""
-        return f"{self.running} of {self.wanted} replicas" + (f", {self.reason}" if self.reason else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The status of a server."""
-
-    url: str
-    ready: bool
-    models: Mapping[str, bool]  # whether a replica is up
-    endpoints: Sequence[EndpointStatus]
-    replicas: Sequence[ReplicaStatus]
-    counts: Sequence[ReplicaCount]
-    running: int
-    waiting: int
-    version: str
+_REPLICA_KEYS = ("name", "model", "role", "running", "waiting", "slots", "drafting")
 
 
 def wait_for_replicas(
@@ -99,17 +33,23 @@ def wait_for_replicas(
     """
     ends_at_s, last = time.monotonic() + timeout_s, None
     while True:
-        counts = StatusReader(client).read().counts
-        count = next((count for count in counts if count.model == model), None)
-        if count is not None and count.wanted == count.running == replicas:
+        counts = client.document("/v1/status")["models"]
+        count = next((count for count in counts if count["model"] == model), None)
+        if count is not None and count["wanted"] == count["running"] == replicas:
             return
-        state = "the server does not say how many run" if count is None else count.words
+        state = "the server does not say how many run" if count is None else _words(count)
         if time.monotonic() > ends_at_s:
             raise UnavailableError(f"{model}: not {replicas} replica(s) after {timeout_s:g} s: {state}")
         if state != last:
             report(f"{model}: {state}")
         last = state
         time.sleep(_POLL_S)
+
+
+def _words(count: Document) -> str:
+    """Return how many replicas a model has, and why not more."""
+    reason = f", {count['reason']}" if count["reason"] else ""
+    return f"{count['running']} of {count['wanted']} replicas{reason}"
 
 
 class StatusReader:
@@ -119,67 +59,53 @@ class StatusReader:
         self._client = client
         self._last: Document | None = None
 
-    def read(self) -> Status:
-        """Read the status; raises UnavailableError if no server answers, InvalidRequestError if the key is wrong."""
+    def read(self) -> Document:
+        """Return what `consort status --json` prints.
+
+        Raises:
+            UnavailableError: no server answers.
+            InvalidRequestError: the key is wrong.
+        """
         document = self._client.document("/v1/status")
         if self._last is not None and self._last["uptime_s"] >= document["uptime_s"]:
             self._last = None  # the server was restarted
         last, self._last = self._last, document
-        return _status(self._client.url, document, last)
+        replicas = [{key: replica[key] for key in _REPLICA_KEYS} for replica in document["replicas"]]
+        up = {replica["model"] for replica in replicas}
+        named = {endpoint[role] for endpoint in document["endpoints"] for role in ("target", "drafter")} - {None}
+        return {
+            "url": self._client.url,
+            "ready": document["status"] == "ready",
+            "models": {name: name in up for name in sorted(named)},
+            "endpoints": [_endpoint(endpoint, document["uptime_s"], last) for endpoint in document["endpoints"]],
+            "replicas": replicas,
+            "counts": document["models"],
+            "running": document["requests"]["running"],
+            "waiting": document["requests"]["waiting"],
+            "version": document["version"],
+        }
 
 
-def _status(url: str, document: Document, last: Document | None) -> Status:
-    replicas = [_replica(replica) for replica in document["replicas"]]
-    return Status(
-        url=url,
-        ready=document["status"] == "ready",
-        models=_models(document["endpoints"], {replica.model for replica in replicas}),
-        endpoints=[_endpoint(endpoint, document["uptime_s"], last) for endpoint in document["endpoints"]],
-        replicas=replicas,
-        counts=[ReplicaCount(**count) for count in document.get("models", [])],
-        running=document["requests"]["running"],
-        waiting=document["requests"]["waiting"],
-        version=document["version"],
-    )
-
-
-def _models(endpoints: Sequence[Document], up: set[str]) -> dict[str, bool]:
-    named: Iterator[str | None] = (endpoint[role] for endpoint in endpoints for role in ("target", "drafter"))
-    return {name: name in up for name in sorted({name for name in named if name is not None})}
-
-
-def _endpoint(endpoint: Document, uptime_s: float, last: Document | None) -> EndpointStatus:
+def _endpoint(endpoint: Document, uptime_s: float, last: Document | None) -> dict[str, Any]:
+    """Return an endpoint with its rates since the last document. None: nothing happened."""
     before: Document = {}
-    elapsed_s = uptime_s
+    totals, elapsed_s = endpoint["totals"], uptime_s
     if last is not None:
         before = next((other["totals"] for other in last["endpoints"] if other["name"] == endpoint["name"]), {})
         elapsed_s -= last["uptime_s"]
-    return EndpointStatus(
-        endpoint["name"],
-        endpoint["target"],
-        endpoint["drafter"],
-        endpoint["ready"],
-        endpoint["totals"]["requests"],
-        _rates(endpoint["totals"], before, elapsed_s),
-    )
-
-
-def _rates(totals: Document, before: Document, elapsed_s: float) -> Rates:
     grown = {name: count - before.get(name, 0) for name, count in totals.items()}
-    return Rates(
-        tokens_per_s=_ratio(grown["tokens"], elapsed_s),
-        acceptance_rate=_ratio(grown["accepted"], grown["drafted"]),
-        acceptance_length=_ratio(grown["tokens"], grown["steps"]),
-        hit_rate=_ratio(grown["hits"], grown["missed"]),
-    )
+    rates = {
+        "tokens_per_s": _ratio(grown["tokens"], elapsed_s),
+        "acceptance_rate": _ratio(grown["accepted"], grown["drafted"]),
+        "acceptance_length": _ratio(grown["tokens"], grown["steps"]),
+        "hit_rate": _ratio(grown["hits"], grown["missed"]),
+    }
+    shown = {key: endpoint[key] for key in ("name", "target", "drafter", "ready")}
+    return {**shown, "requests": totals["requests"], "rates": rates}
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole else None
-
-
-def _replica(replica: Document) -> ReplicaStatus:
-    return ReplicaStatus(**{field.name: replica[field.name] for field in fields(ReplicaStatus)})
 
 
 def watch(reader: StatusReader, console: Console, *, interval_s: float, as_json: bool) -> None:
@@ -193,70 +119,63 @@ def watch(reader: StatusReader, console: Console, *, interval_s: float, as_json:
             time.sleep(interval_s)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(_current(reader), refresh=True)
+            try:
+                live.update(render(reader.read()), refresh=True)
+            except _AWAY as error:
+                live.update(Text(str(error), style="red"), refresh=True)
             time.sleep(interval_s)
 
 
-def show(status: Status, console: Console, *, as_json: bool) -> None:
+def show(status: Document, console: Console, *, as_json: bool) -> None:
     """Print the status once."""
     if as_json:
-        console.file.write(json.dumps(asdict(status)) + "\n")
+        console.file.write(json.dumps(status) + "\n")
         console.file.flush()
     else:
         console.print(render(status))
 
 
-def render(status: Status) -> RenderableType:
+def render(status: Document) -> RenderableType:
     """Render the status: as tables, or where a terminal is too narrow for whole names, as lines."""
-    short = [count for count in status.counts if count.running < count.wanted]
-    parts: list[RenderableType] = [_headline(status, is_complete=not short), Text(), _endpoints(status)]
+    short = [count for count in status["counts"] if count["running"] < count["wanted"]]
+    state = "loading" if not status["ready"] else "ready, incomplete" if short else "ready"
+    load = f"{status['running']} running, {status['waiting']} waiting"
+    headline = Text.assemble(_mark(status["ready"]), " ", (status["url"], "bold"))
+    headline.append(f" {state} · {load} · version {status['version']}")
+    parts: list[RenderableType] = [headline, Text(), _endpoints(status["endpoints"])]
     if short:
-        parts += [Text(), *(Text(f"{count.model}: {count.words}", style="yellow") for count in short)]
-    return Group(*parts, Text(), _replicas(status.replicas))
+        parts += [Text(), *(Text(f"{count['model']}: {_words(count)}", style="yellow") for count in short)]
+    return Group(*parts, Text(), _replicas(status["replicas"]))
 
 
-def _current(reader: StatusReader) -> RenderableType:
-    try:
-        return render(reader.read())
-    except _AWAY as error:
-        return Text(str(error), style="red")
-
-
-def _headline(status: Status, *, is_complete: bool) -> Text:
-    line = Text.assemble(_mark(status.ready), " ", (status.url, "bold"))
-    line.append((" ready" if is_complete else " ready, incomplete") if status.ready else " loading")
-    return line.append(f" · {status.running} running, {status.waiting} waiting · version {status.version}")
-
-
-def _endpoints(status: Status) -> "_Listing":
-    listing = _Listing("model", ("target", "drafter"), _RATE_HEADINGS)
-    for endpoint in status.endpoints:
-        cells = (endpoint.target, endpoint.drafter or "–", *_rate_cells(endpoint))
-        listing.add(endpoint.name, cells, ready=endpoint.ready)
+def _endpoints(endpoints: Sequence[Document]) -> "_Listing":
+    listing = _Listing("model", ("target", "drafter"), ("requests", "tokens/s", "accepted", "per step", "hits"))
+    for endpoint in endpoints:
+        rates = endpoint["rates"]
+        cells = (
+            endpoint["target"],
+            endpoint["drafter"] or "–",
+            str(endpoint["requests"]),
+            _cell(rates["tokens_per_s"], ".1f"),
+            _cell(rates["acceptance_rate"], ".0%"),
+            _cell(rates["acceptance_length"], ".2f"),
+            _cell(rates["hit_rate"], ".0%"),
+        )
+        listing.add(endpoint["name"], cells, ready=endpoint["ready"])
     return listing
-
-
-def _rate_cells(endpoint: EndpointStatus) -> tuple[str, ...]:
-    rates = endpoint.rates
-    return (
-        str(endpoint.requests),
-        _cell(rates.tokens_per_s, ".1f"),
-        _cell(rates.acceptance_rate, ".0%"),
-        _cell(rates.acceptance_length, ".2f"),
-        _cell(rates.hit_rate, ".0%"),
-    )
 
 
 def _cell(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _replicas(replicas: Sequence[ReplicaStatus]) -> "_Listing":
+def _replicas(replicas: Sequence[Document]) -> "_Listing":
+    drafts = {None: "–", True: "wanted", False: "not wanted"}
     listing = _Listing("replica", ("role", "drafts", "load"), ("running", "waiting", "slots"))
     for replica in replicas:
-        drafts = "–" if replica.drafting is None else "wanted" if replica.drafting else "not wanted"
-        counts = (str(replica.running), str(replica.waiting), str(replica.slots))
-        listing.add(replica.name, (replica.role, drafts, _bar(replica), *counts))
+        counts = [str(replica[key]) for key in ("running", "waiting", "slots")]
+        bar = _bar(replica["running"], replica["slots"])
+        listing.add(replica["name"], (replica["role"], drafts[replica["drafting"]], bar, *counts))
     return listing
 
 
@@ -290,7 +209,7 @@ def _mark(ready: bool) -> Text:
     return Text("●", style="green") if ready else Text("○", style="yellow")
 
 
-def _bar(replica: ReplicaStatus) -> Text:
+def _bar(running: int, slots: int) -> Text:
     """Return a bar for the share of slots in use."""
-    filled = min(_BAR_WIDTH, -(-replica.running * _BAR_WIDTH // replica.slots)) if replica.slots else 0
+    filled = min(_BAR_WIDTH, -(-running * _BAR_WIDTH // slots)) if slots else 0
     return Text.assemble(("█" * filled, "green"), ("░" * (_BAR_WIDTH - filled), "dim"))
