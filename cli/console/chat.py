@@ -1,7 +1,7 @@
 """`consort chat`: read messages and commands and stream answers until the user leaves."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.box import SIMPLE
@@ -105,7 +105,7 @@ class Chat:
         elif name == "model" and len(rest) == 1:
             yield from (card["id"] for card in self._cards())
         elif name == "template" and len(rest) == 1:
-            yield from (card["id"] for card in self._templates())
+            yield from (card["id"] for card in self._cards("templates"))
         elif COMMANDS.get(name) and COMMANDS[name].usage == "on|off" and len(rest) == 1:
             yield from ("on", "off")
 
@@ -118,12 +118,7 @@ class Chat:
     def _send(self, message: str, turns: Sequence[Turn] | None = None) -> None:
         """Send a message after the turns, and keep all that if there is an answer. turns: None for all."""
         printer = self._printer
-        body = self.conversation.request(message, turns)
-        printer.wait()
-        try:
-            generation = self._generator.run(CHAT, body, printer.write)
-        finally:
-            printer.end_line()
+        generation = printer.answer(self._generator, CHAT, self.conversation.request(message, turns))
         self._last_seed = self._last_seed if generation.seed is None else generation.seed
         if generation.text or not generation.stopped:
             if turns is not None:
@@ -147,23 +142,15 @@ class Chat:
         self._send(message, self.conversation.before_last_message())
 
     def _help(self, _: str) -> None:
-        table = Table.grid(padding=(0, 2))
-        for name, command in COMMANDS.items():
-            table.add_row(Text(f"/{name} {command.usage}", style="bold"), command.meaning)
-        table.add_row()
-        for key, meaning in KEYS.items():
-            table.add_row(Text(key, style="bold"), meaning)
-        self._console.print(table)
+        commands = [(f"/{name} {command.usage}", command.meaning) for name, command in COMMANDS.items()]
+        self._print_pairs([*commands, ("", ""), *KEYS.items()])
 
     def _set(self, argument: str) -> None:
         if argument:
             name, *text = re.split(r"\s*=\s*|\s+", argument, maxsplit=1)
             self._set_parameter(name, "".join(text))
             return
-        table = Table.grid(padding=(0, 2))
-        for name, meaning in self.conversation.parameters.described():
-            table.add_row(Text(name, style="bold"), Text(meaning))
-        self._console.print(table)
+        self._print_pairs(self.conversation.parameters.described())
 
     def _set_parameter(self, name: str, text: str) -> None:
         """Set a parameter, or show it if there is no value."""
@@ -173,17 +160,17 @@ class Chat:
 
     def _show(self, _: str) -> None:
         conversation = self.conversation
-        table = Table.grid(padding=(0, 2))
-        table.add_row("server", self._client.url)
-        table.add_row("model", conversation.model)
-        table.add_row("system", Text(conversation.system or "–"))
-        table.add_row("template", "–" if conversation.template is None else conversation.template["id"])
-        table.add_row("turns", str(len(conversation.turns)))
-        table.add_row("colours", "on" if self._printer.colours else "off")
-        table.add_row("last seed", "–" if self._last_seed is None else str(self._last_seed))
-        for name, value in conversation.parameters.values.items():
-            table.add_row(name, Text(as_written(value)))
-        self._console.print(table)
+        settings = {
+            "server": self._client.url,
+            "model": conversation.model,
+            "system": conversation.system or "–",
+            "template": "–" if conversation.template is None else conversation.template["id"],
+            "turns": str(len(conversation.turns)),
+            "colours": "on" if self._printer.colours else "off",
+            "last seed": "–" if self._last_seed is None else str(self._last_seed),
+        }
+        parameters = {name: as_written(value) for name, value in conversation.parameters.values.items()}
+        self._print_pairs([*settings.items(), *parameters.items()])
 
     def _model(self, argument: str) -> None:
         if argument:
@@ -206,22 +193,16 @@ class Chat:
         if argument == "off":
             self.conversation.template = None
         elif argument:
-            self.conversation.template = self._template_card(argument)
+            cards = {card["id"]: card for card in self._cards("templates")}
+            if argument not in cards:
+                problem = f"/template: there is no template {argument!r}; {nearest(argument, cards)}"
+                raise InvalidRequestError(problem)
+            self.conversation.template = cards[argument]
         else:
-            for card in self._templates():
+            for card in self._cards("templates"):
                 self._console.print(Text.assemble((card["id"], "bold"), f"  {', '.join(card['variables'])}"))
             return
         self._note(f"template: {argument}")
-
-    def _template_card(self, name: str) -> dict[str, Any]:
-        cards = {card["id"]: card for card in self._templates()}
-        if name not in cards:
-            raise InvalidRequestError(f"/template: there is no template {name!r}; {nearest(name, cards)}")
-        return cards[name]
-
-    def _templates(self) -> list[dict[str, Any]]:
-        cards: list[dict[str, Any]] = self._client.document("/v1/templates")["data"]
-        return cards
 
     def _clear(self, _: str) -> None:
         self.conversation.turns.clear()
@@ -234,11 +215,17 @@ class Chat:
     def _quit(self, _: str) -> None:
         self._ended = True
 
+    def _print_pairs(self, pairs: Iterable[tuple[str, str]]) -> None:
+        table = Table.grid(padding=(0, 2))
+        for name, meaning in pairs:
+            table.add_row(Text(name, style="bold"), Text(meaning))
+        self._console.print(table)
+
     def _note(self, text: str) -> None:
         self._notes.print(Text(text, style="dim"))
 
-    def _cards(self) -> list[dict[str, Any]]:
-        cards: list[dict[str, Any]] = self._client.document("/v1/models")["data"]
+    def _cards(self, kind: str = "models") -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = self._client.document(f"/v1/{kind}")["data"]
         return cards
 
 

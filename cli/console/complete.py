@@ -36,11 +36,7 @@ def _answer(
 ) -> Generation:
     """Answer with a salt of its own, so that the prompt is read again, whatever was answered before."""
     console.print(Rule(title, align="left", style="dim"))
-    printer.wait()
-    try:
-        return generator.run(path, {"cache_salt": secrets.token_hex(), **body}, printer.write)
-    finally:
-        printer.end_line()
+    return printer.answer(generator, path, {"cache_salt": secrets.token_hex(), **body})
 
 
 def complete(
@@ -50,10 +46,7 @@ def complete(
     printer = TextPrinter(console, colours=colours)
     if console.is_terminal:
         printer.write(TextSpan(str(body["prompt"]), ""), dim=True)
-    try:
-        generation = Generator(client).run(COMPLETIONS, body, printer.write)
-    finally:
-        printer.end_line()
+    generation = printer.answer(Generator(client), COMPLETIONS, body)
     if console.is_terminal:
         statistics.print(summary(generation, colours=colours))
     return generation

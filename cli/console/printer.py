@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from cli.console.generation import Generation, TextSpan
+from cli.console.generation import Generation, Generator, TextSpan
 
 COLOURS = {
     "accepted": "green",
@@ -31,16 +31,27 @@ _CONTEXT = 20  # characters shown on each side of a difference
 class TextPrinter:
     """Prints text on a console without wrapping it."""
 
-    def __init__(self, console: Console, *, colours: bool = True) -> None:
+    def __init__(self, console: Console, *, colours: bool = True, palette: Mapping[str, str | None] = COLOURS) -> None:
+        """palette: the colour of each source's tokens; others have the terminal's own."""
         self._console = console
-        self.colours = colours
+        self.colours, self._palette = colours, palette
         self._at_line_start = True
         self._spinner = console.status("", spinner_style="dim")
 
-    def wait(self) -> None:
-        """Show a spinner until the next text."""
+    def answer(self, generator: Generator, path: str, body: Mapping[str, object]) -> Generation:
+        """Print an answer as it comes, with a spinner before it, and end its line.
+
+        Raises:
+            ConsortError: see `Client.stream`.
+        """
         if self._console.is_terminal and self._at_line_start:
             self._spinner.start()
+        try:
+            return generator.run(path, body, self.write)
+        finally:
+            self._spinner.stop()
+            if not self._at_line_start:
+                self.write(TextSpan("\n", ""))
 
     def write(self, span: TextSpan, *, dim: bool = False) -> None:
         """Print text at once, after what was printed before."""
@@ -52,15 +63,9 @@ class TextPrinter:
             self._console.file.write(span.text)
             self._console.file.flush()
             return
-        colour = COLOURS.get(span.source) if self.colours else None
+        colour = self._palette.get(span.source) if self.colours else None
         segment = Segment(span.text.translate(_SYMBOLS), Style(color=colour, dim=dim or None))
         self._console.print(Segments([segment]), end="", soft_wrap=True)
-
-    def end_line(self) -> None:
-        """Stop the spinner, and end the line if it is open."""
-        self._spinner.stop()
-        if not self._at_line_start:
-            self.write(TextSpan("\n", ""))
 
 
 def legend(counts: Mapping[str, int]) -> Text:

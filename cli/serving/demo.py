@@ -1,12 +1,11 @@
 """`consort demo`: a streamed answer, tokens coloured by source, the same without drafts, and what drafts were worth."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
 
-from cli.console.generation import CHAT, Generation, Generator, TextSpan
+from cli.console.generation import CHAT, Generation, Generator
 from cli.console.printer import COLOURS, TextPrinter
 from deployments.client import Client
 
@@ -27,21 +26,14 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
     Raises:
         UnavailableError: the server could not answer.
     """
-    generator, printer = Generator(client), TextPrinter(console)
+    # The target wrote what it did not accept from a draft: one colour is enough here.
+    printer = TextPrinter(console, palette={source: COLOURS[source] for source in _PROPOSERS})
+    generator = Generator(client)
     body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "max_tokens": _TOKENS, "seed": _SEED}
     console.rule(f"[bold]{model}[/]", align="left")
     console.print(_QUESTION, style="bold", highlight=False)
-
-    def show(span: TextSpan) -> None:
-        """The target wrote what it did not accept from a draft: one colour is enough here."""
-        printer.write(span if span.source in _PROPOSERS else replace(span, source="plain"))
-
     generator.run(CHAT, {**body, "max_tokens": 8}, lambda span: None)  # the very first request warms the models up
-    printer.wait()
-    try:
-        ours = generator.run(CHAT, body, show)
-    finally:
-        printer.end_line()
+    ours = printer.answer(generator, CHAT, body)
     plain = generator.run(CHAT, {**body, "speculate": False}, lambda span: None)
     console.print(Text("  ").join(_legend(ours)))
     console.rule("[bold]with drafts, and without[/]", align="left")
