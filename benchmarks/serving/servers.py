@@ -28,7 +28,7 @@ _START_S = 300.0  # vLLM compiles the model before it answers
 @contextmanager
 def our_server(config: ServerConfig) -> Iterator[str]:
     """Start Consort and yield its URL. The server ends with the block."""
-    with serving(config, address=None, verbose=False, watch=lambda progress: None):
+    with serving(config, address=None, watch=lambda progress: None):
         yield config.http.url
 
 

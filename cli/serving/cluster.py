@@ -29,7 +29,6 @@ from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import IS_CHECKOUT, ROOT
 
 if TYPE_CHECKING:
-    from ray import LoggingConfig
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 _POLL_S = 0.2
@@ -60,19 +59,17 @@ _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", r
 
 
 @contextmanager
-def serving(
-    config: ServerConfig, *, address: str | None, verbose: bool, watch: Watch, log_level: str = "info"
-) -> Iterator[None]:
+def serving(config: ServerConfig, *, address: str | None, watch: Watch, log_level: str | None = None) -> Iterator[None]:
     """Run the application, on the Ray cluster at `address` or on a local one, until the block ends.
 
-    verbose, log_level: whether to show what Ray and the replicas log, and from which level on.
+    log_level: from which level on to show what Ray and the replicas log; None shows nothing.
     watch: called repeatedly with the progress of all deployments until they are ready.
 
     Raises:
         ConfigError: a model could not be loaded, or the port is taken. Once Ray runs, a note names its logs.
         UnavailableError: no cluster answers at the address, or Ray or Serve did not start in time.
     """
-    if not verbose:
+    if log_level is None:
         warnings.simplefilter("ignore")
     _interrupt_at_signals()
     watch([StartProgress("Ray", "loading")])
@@ -81,9 +78,9 @@ def serving(
             _check_port(config.http.host, config.http.port, key="http.port")
             if config.http.metrics_port is not None:
                 _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
-            _start_ray(config, verbose=verbose, log_level=log_level)
+            _start_ray(config, log_level)
         else:
-            _join_ray(address, verbose=verbose, log_level=log_level)
+            _join_ray(address, log_level)
     _interrupt_at_signals()  # Ray has set a handler that prints a stack trace
     import ray
 
@@ -97,12 +94,18 @@ def serving(
                 _wait_for_discovery(local_client(config.http))
         yield
     except ConsortError as error:
-        error.add_note(f"Logs: {_logs()}")
+        session = ray.get_runtime_context().get_session_name()
+        folder = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/{session}/logs"
+        error.add_note(f"Logs: {folder}, those of the replicas in serve/")
         raise
     finally:
         with _uninterrupted():
             if address is not None:
-                _delete()
+                from ray import serve
+
+                from deployments.replicas.environment import APP_NAME
+
+                serve.delete(APP_NAME)
             with _limited(_SHUTDOWN_S):
                 ray.shutdown()
 
@@ -141,14 +144,6 @@ def failure(message: str) -> str | None:
     """Return the text of our own error in the traceback of a replica that could not start; None if there is none."""
     errors = _OUR_ERROR.findall(message)
     return errors[-1].strip() if errors else None
-
-
-def _logs() -> str:
-    """Return the folder where Ray and the replicas of this session log."""
-    import ray
-
-    session = ray.get_runtime_context().get_session_name()
-    return f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/{session}/logs, those of the replicas in serve/"
 
 
 @contextmanager
@@ -203,7 +198,7 @@ def _limited(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
+def _start_ray(config: ServerConfig, log_level: str | None) -> None:
     from deployments.http.proxy import CALLBACK
 
     environment = {
@@ -235,9 +230,9 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
             address="local",
             include_dashboard=False,
             resources=_all_resources(config),
-            log_to_driver=verbose,
-            logging_level=_log_level(verbose, log_level),
-            logging_config=_logging_config(verbose, log_level),
+            log_to_driver=log_level is not None,
+            logging_level=_logging_level(log_level),
+            logging_config=None if log_level is None else ray.LoggingConfig(log_level=log_level.upper()),
             _metrics_export_port=config.http.metrics_port,
         )
 
@@ -257,15 +252,15 @@ def _ray_exit_as_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt from error
 
 
-def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
+def _join_ray(address: str, log_level: str | None) -> None:
     import ray
 
     try:
         ray.init(
             address=address,
             runtime_env={"working_dir": str(ROOT)} if IS_CHECKOUT else {"py_modules": [str(ROOT)]},
-            log_to_driver=verbose,
-            logging_level=_log_level(verbose, log_level),
+            log_to_driver=log_level is not None,
+            logging_level=_logging_level(log_level),
         )
     except ConnectionError as error:
         raise UnavailableError(f"no Ray cluster answers at {address!r}: {error}") from error
@@ -298,14 +293,6 @@ def _deploy(config: ServerConfig) -> None:
         )
     serve.run_many([target], wait_for_applications_running=False)
     ray.get(proxies, timeout=_PROXY_S)
-
-
-def _delete() -> None:
-    from ray import serve
-
-    from deployments.replicas.environment import APP_NAME
-
-    serve.delete(APP_NAME)
 
 
 def _deployments_to_convert(config: ServerConfig) -> dict[str, ModelConfig]:
@@ -401,12 +388,5 @@ def _all_resources(config: ServerConfig) -> dict[str, float]:
     return total
 
 
-def _log_level(verbose: bool, log_level: str) -> int:
-    return int(logging.getLevelNamesMapping()[log_level.upper()]) if verbose else logging.ERROR
-
-
-def _logging_config(verbose: bool, log_level: str) -> "LoggingConfig | None":
-    """Return the level of the replicas' loggers; None: Ray's default."""
-    from ray import LoggingConfig
-
-    return LoggingConfig(log_level=log_level.upper()) if verbose else None
+def _logging_level(name: str | None) -> int:
+    return logging.ERROR if name is None else logging.getLevelNamesMapping()[name.upper()]

@@ -108,9 +108,7 @@ def _plan(source: Source, *, weights: bool, quiet: bool) -> tuple[ServerConfig, 
 def _served(config: ServerConfig, *, address: str | None, log_level: str | None) -> Iterator[None]:
     """Run the application in the block; show its progress while it comes up. log_level: None shows no logs."""
     with ProgressDisplay(_console) as display:
-        with serving(
-            config, address=address, verbose=log_level is not None, log_level=log_level or "error", watch=display.watch
-        ):
+        with serving(config, address=address, watch=display.watch, log_level=log_level):
             display.finish()
             yield
         _console.print("[dim]Stopped.[/]")

@@ -62,7 +62,7 @@ def serve(**given: Any) -> None:
     replicas = [*_times(options.kills, "kill", both), *_times(options.hangs, "hang", both)]
     replicas += _times(options.controller_kills, "kill", ("controller",))
     phases: dict[str, dict[str, object]] = {}
-    with serving(config, address=None, verbose=False, watch=lambda progress: None):
+    with serving(config, address=None, watch=lambda progress: None):
         client = openai.OpenAI(base_url=f"{config.http.url}/v1", api_key="none", max_retries=0, timeout=300)
         expected = {case.number: ask_into(partial(_ask, client), case, Transcript()) for case in cases}
         click.echo(f"{len(expected)} different requests answered without faults")

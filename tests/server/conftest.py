@@ -74,7 +74,7 @@ def server() -> Iterator[Server]:
     config.models["target"].adapters_at_run_time = 1
     config.models["target"].resources = {"unit": 1}  # the machine has as many as there are replicas at the start
     seen: list[StartProgress] = []
-    with serving(config, address=None, verbose=False, watch=seen.extend):
+    with serving(config, address=None, watch=seen.extend):
         yield Server(config.http.url, port, metrics_port, seen)
 
 

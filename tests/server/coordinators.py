@@ -27,7 +27,7 @@ def main(port: int) -> None:
     content["models"]["target"]["replicas"] = 2
     for model in content["models"].values():
         model["threads"] = 1
-    with serving(parse_config(content, folder=ROOT), address=None, verbose=False, watch=lambda progress: None):
+    with serving(parse_config(content, folder=ROOT), address=None, watch=lambda progress: None):
         for line in sys.stdin:
             count = int(line)
             _deploy(content, count)
