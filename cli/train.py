@@ -69,7 +69,13 @@ def _run_options(*, tokens_per_step: int, learning_rate: float) -> Callable[[Com
         shown("--learning-rate", type=positive, default=learning_rate),
         shown("--epochs", type=click.IntRange(0), default=3, help="How often texts are seen; 0: never."),
         click.option("--minutes", type=positive, help="The most for distillation."),
-        shown("--save-every", type=click.FloatRange(0), default=120.0, help="Seconds between two checkpoints."),
+        shown(
+            "--save-every",
+            "save_every_s",
+            type=click.FloatRange(0),
+            default=120.0,
+            help="Seconds between two checkpoints.",
+        ),
         shown("--tokens-per-step", type=count, default=tokens_per_step, help="Of a batch."),
         click.option("--threads", type=count, help="CPU threads; by default torch's choice."),
         shown("--device", default="auto", help="auto, cpu or cuda."),
@@ -97,31 +103,22 @@ def _run(values: dict[str, Any]) -> "RunOptions":
     from training.distillation.run import RunOptions
     from training.texts import TargetOptions, TextOptions
 
+    def take(*names: str) -> dict[str, Any]:
+        return {name: values.pop(name) for name in names}
+
     output: Path = values.pop("output")
-    work, seed, device, prompts = (values.pop(name) for name in ("work", "seed", "device", "prompts"))
+    work, prompts, dtype = take("work", "prompts", "dtype").values()
+    device, seed = take("device"), take("seed")
+    questions = () if prompts is None else tuple(read_prompts(prompts))
+    trained = take("loss", "temperature", "learning_rate", "epochs", "minutes", "save_every_s")
     return RunOptions(
-        target=TargetOptions(path=values.pop("target"), device=device, threads=values.pop("threads")),
+        target=TargetOptions(path=values.pop("target"), **take("threads"), **device),
         output=output,
         work=work or output.with_name(f"{output.name}-work"),
-        texts=TextOptions(
-            tokens=values.pop("tokens"),
-            answer_tokens=values.pop("answer_tokens"),
-            streams=values.pop("streams"),
-            questions=() if prompts is None else tuple(read_prompts(prompts)),
-            seed=seed,
-        ),
-        distillation=DistillationOptions(
-            loss=values.pop("loss"),
-            temperature=values.pop("temperature"),
-            learning_rate=values.pop("learning_rate"),
-            epochs=values.pop("epochs"),
-            minutes=values.pop("minutes"),
-            save_every_s=values.pop("save_every"),
-            device=device,
-            bfloat16=values.pop("dtype") == "bfloat16",
-        ),
-        tokens_per_step=values.pop("tokens_per_step"),
-        seed=seed,
+        texts=TextOptions(**take("tokens", "answer_tokens", "streams"), questions=questions, **seed),
+        distillation=DistillationOptions(**trained, **device, bfloat16=dtype == "bfloat16"),
+        **take("tokens_per_step"),
+        **seed,
     )
 
 
