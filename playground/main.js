@@ -2,23 +2,19 @@
 
 import { Choices } from "./answers/choices.js";
 import { Pair } from "./answers/pair.js";
-import { reasonOf } from "./answers/rests.js";
 import { Tip } from "./answers/tip.js";
-import { copies } from "./common/clipboard.js";
-import { byId } from "./common/dom.js";
-import { Chat } from "./conversations/chat.js";
+import { Chat, Log } from "./conversations/chat.js";
 import { Conversation } from "./conversations/conversation.js";
-import { ConversationList } from "./conversations/list.js";
-import { Log } from "./conversations/log.js";
-import { Store } from "./conversations/store.js";
-import { Figures } from "./figures/figures.js";
+import { ConversationList, kept } from "./conversations/list.js";
+import { button, byId, copies, make } from "./dom.js";
 import { Replicas } from "./figures/replicas.js";
-import { summary } from "./figures/statistics.js";
+import { reasonOf } from "./figures/speculation.js";
+import { Figures, summary } from "./figures/statistics.js";
+import { Api, PATHS } from "./request/api.js";
 import { alternatives, curl, FieldError, parameters, read, templated } from "./request/body.js";
+import { Endpoints } from "./request/endpoints.js";
+import { KINDS } from "./request/fields.js";
 import { Form } from "./request/form.js";
-import { KINDS } from "./request/kinds.js";
-import { Api, ApiError, PATHS } from "./server/api.js";
-import { Endpoints } from "./server/endpoints.js";
 
 // In the tab's session storage, which no other tab can read:
 const KEY = "consort.key";
@@ -30,24 +26,23 @@ class Playground {
     this._key = byId("key");
     this._key.value = sessionStorage.getItem(KEY) ?? "";
     this._api = new Api(() => this._key.value);
-    this._form = new Form(byId("parameters"), sessionStorage);
+    this._form = new Form(byId("parameters"));
     this._running = null; // AbortController of the request in progress
+    this._templates = [];
     this._figures = new Figures();
     new Replicas(byId("replicas-details"), byId("replicas"), this._api);
-    this._endpoints = new Endpoints(this._api, byId("endpoint"), byId("endpoint-facts"), () => this._askForKey());
-    this._endpoints.changed = () => this._suitColours();
+    this._endpoints = new Endpoints(this._api, byId("endpoint"), byId("endpoint-facts"), {
+      changed: () => this._suitColours(),
+      unauthorized: () => this._askForKey(),
+    });
     const tip = new Tip(byId("tip"), announce);
-    this._logs = {};
-    for (const kind of Object.keys(KINDS)) {
-      this._logs[kind] = new Log(byId(`${kind}-log`), KINDS[kind], (text) => this._propose(text));
-      tip.watch(this._logs[kind].element);
-    }
+    const logOf = (kind) => new Log(byId(`${kind}-log`), () => this._welcome(KINDS[kind]));
+    this._logs = { chat: logOf("chat"), completion: logOf("completion") };
+    for (const { element } of Object.values(this._logs)) tip.watch(element);
     this._openChat();
     this._listen();
     this._showKind();
-    this._templates = [];
-    this._endpoints.load();
-    this._loadTemplates();
+    this._load();
   }
 
   get _kind() {
@@ -56,7 +51,6 @@ class Playground {
 
   /** Shows the conversation that the tab had before a reload, or a new one. */
   async _openChat() {
-    const store = new Store();
     this._chat = new Chat(this._logs.chat, {
       options: () => this._options("chat", ""),
       ask: (before, text, asked) => this._askChat(before, text, asked),
@@ -64,43 +58,40 @@ class Playground {
       shown: (view) => this._figures.show(view?.shown.chosen.answer ?? null),
       changed: (conversation) => this._keep(conversation),
     });
-    this._list = new ConversationList(byId("conversations"), store, {
+    this._list = new ConversationList(byId("conversations"), {
       open: (conversation) => this._show(conversation),
       current: () => this._chat.conversation,
       announce,
     });
     const id = Number(sessionStorage.getItem(OPEN));
-    const record = id ? await store.get(id).catch(() => null) : null;
-    if (record && !this._chat.last) this._show(Conversation.restored(record));
+    const conversation = id ? await kept(id) : null;
+    if (conversation && !this._chat.last) this._show(conversation);
   }
 
   _listen() {
-    byId("composer").addEventListener("submit", (event) => {
+    const on = (id, type, act) => byId(id).addEventListener(type, act);
+    on("composer", "submit", (event) => {
       event.preventDefault();
       this._send();
     });
     for (const radio of document.querySelectorAll("[name=kind]")) radio.addEventListener("change", () => this._showKind());
     document.addEventListener("keydown", (event) => this._onKey(event));
-    this._text.addEventListener("input", () => this._text.value || this._complain(""));
-    byId("stop").addEventListener("click", () => this._running?.abort());
-    byId("clear").addEventListener("click", () => this._clear());
-    byId("reset").addEventListener("click", () => this._form.reset());
-    byId("colours").addEventListener("change", () => this._colour());
-    byId("formatted").addEventListener("change", ({ target }) => this._chat.showText(target.checked));
-    byId("panel-toggle").addEventListener("click", ({ target }) => {
+    on("text", "input", () => this._text.value || this._complain(""));
+    on("stop", "click", () => this._running?.abort());
+    on("clear", "click", () => this._clear());
+    on("reset", "click", () => this._form.reset());
+    on("colours", "change", () => this._colour());
+    on("formatted", "change", ({ target }) => this._chat.showText(target.checked));
+    on("panel-toggle", "click", ({ target }) => {
       target.setAttribute("aria-expanded", String(document.body.classList.toggle("panel-open")));
     });
-    this._key.addEventListener("change", () => {
+    on("key", "change", () => {
       sessionStorage.setItem(KEY, this._key.value);
-      this._endpoints.load();
-      this._loadTemplates();
+      this._load();
     });
-    byId("key-form").addEventListener("submit", (event) => event.preventDefault());
-    byId("curl-details").addEventListener("toggle", () => this._showCurl());
-    copies(byId("copy"), () => {
-      this._showCurl();
-      return byId("curl").textContent;
-    });
+    on("key-form", "submit", (event) => event.preventDefault());
+    on("curl-details", "toggle", () => this._showCurl());
+    copies(byId("copy"), () => this._showCurl());
   }
 
   _onKey(event) {
@@ -116,11 +107,10 @@ class Playground {
     const kind = this._kind;
     for (const [name, log] of Object.entries(this._logs)) log.element.hidden = name !== kind;
     this._form.showFor(kind);
-    byId("text-label").textContent = KINDS[kind].label;
-    byId("send").textContent = KINDS[kind].send;
-    byId("clear").textContent = KINDS[kind].clear;
-    byId("keys").textContent = KINDS[kind].keys;
-    this._text.placeholder = KINDS[kind].placeholder;
+    const { label, send, clear, keys, placeholder } = KINDS[kind];
+    const words = { "text-label": label, send, clear, keys };
+    for (const [id, text] of Object.entries(words)) byId(id).textContent = text;
+    this._text.placeholder = placeholder;
     this._text.classList.toggle("monospace", kind === "completion");
     this._complain("");
   }
@@ -140,13 +130,10 @@ class Playground {
     this._figures.colour(value === "member");
   }
 
-  /** Offers the server's templates. The picker of endpoints tells what is wrong if there is no answer. */
-  async _loadTemplates() {
-    try {
-      this._templates = await this._api.templates();
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-    }
+  /** Loads what the server offers. The picker of endpoints tells what is wrong if there is no answer. */
+  async _load() {
+    this._endpoints.load();
+    this._templates = (await this._api.get("v1/templates").catch(() => ({ data: [] }))).data;
     this._form.offer("template", [["", "none"], ...this._templates.map(({ id }) => [id, id])]);
   }
 
@@ -182,12 +169,9 @@ class Playground {
     const way = byId("compare").checked ? this._way(body) : null;
     const view = this._chat.begin(before, { text, asked, model: body.model, way }, body.n ?? 1);
     await this._run(view.shown, "chat", body);
-    const { error } = view.shown.chosen.answer;
-    const succeeded = view.shown.cards.some(({ answer }) => answer.text || answer.calls.length);
-    if (!succeeded) this._text.value ||= text;
-    if (!succeeded && isOfText(error)) {
-      this._chat.drop(view);
-      return this._complain(error.message);
+    if (!view.shown.cards.some(({ answer }) => answer.text || answer.calls.length)) {
+      this._text.value ||= text;
+      if (this._refuses(view.shown)) return this._chat.drop(view);
     }
     this._chat.end(view);
     this._finish(view.shown);
@@ -209,16 +193,20 @@ class Playground {
     const body = this._checked(() => this._body("completion", text, []));
     if (!body) return;
     const options = this._options("completion", text);
-    const shown = byId("compare").checked ? new Pair(this._way(body), options) : new Choices(body.model, body.n ?? 1, options);
+    const compares = byId("compare").checked;
+    const shown = compares ? new Pair(this._way(body), options) : new Choices(body.model, body.n ?? 1, options);
     this._logs.completion.add(shown.element);
     await this._run(shown, "completion", body);
-    const { error } = shown.chosen.answer;
-    if (isOfText(error)) {
-      shown.element.remove();
-      return this._complain(error.message);
-    }
+    if (this._refuses(shown)) return shown.element.remove();
     for (const card of shown.cards) card.offer("Go on from here", () => this._propose(text + card.answer.text));
     this._finish(shown);
+  }
+
+  /** Whether the server refused what was written, for example its length, which is told where it is written. */
+  _refuses({ chosen: { answer } }) {
+    const refused = /^(messages|prompt)\b/.test(answer.error?.param ?? "");
+    if (refused) this._complain(answer.error.message);
+    return refused;
   }
 
   /** The body that `build` makes, or null if a field is wrong, which is marked. */
@@ -229,32 +217,32 @@ class Playground {
       return build();
     } catch (error) {
       if (!(error instanceof FieldError)) throw error;
-      this._openPanel(() => this._form.mark(error.field, error.message));
+      this._mark(error.field, error.message);
       return null;
     }
   }
 
   /** Options of what shows an answer, see Choices and Pair. */
   _options(kind, prompt) {
-    const changed = (card) => {
-      this._logs[kind].follow();
-      if (this._running && card.answer === this._shown?.chosen.answer) this._figures.follow(card.answer);
-    };
     const completes = kind === "completion";
-    const look = { prompt, monospace: completes, formatted: !completes && byId("formatted").checked, changed };
-    return { ...look, proposes: this._endpoints.proposes, whyRests: () => this._whyRests() };
+    return {
+      prompt,
+      monospace: completes,
+      formatted: !completes && byId("formatted").checked,
+      proposes: this._endpoints.proposes,
+      whyRests: () => this._whyRests(),
+      changed: (card) => {
+        this._logs[kind].follow();
+        if (this._running && card.answer === this._shown?.chosen.answer) this._figures.follow(card.answer);
+      },
+    };
   }
 
   /** Why drafts rest at the chosen endpoint's target; "" if they don't, or if nobody knows. */
   async _whyRests() {
-    try {
-      const { replicas } = await this._api.status();
-      const { target } = this._endpoints.chosen;
-      return replicas.filter(({ model }) => model === target).map(reasonOf).find(Boolean) ?? "";
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      return "";
-    }
+    const { replicas } = await this._api.get("v1/status").catch(() => ({ replicas: [] }));
+    const { target } = this._endpoints.chosen;
+    return replicas.filter(({ model }) => model === target).map(reasonOf).find(Boolean) ?? "";
   }
 
   /** How to compare a request with and without drafts. */
@@ -268,21 +256,21 @@ class Playground {
     this._running = new AbortController();
     this._shown = shown;
     setAsking(true);
-    swap(byId("send"), byId("stop"));
     try {
       await shown.run(this._api, PATHS[kind], body, this._running.signal);
     } finally {
       this._running = null;
       setAsking(false);
-      swap(byId("stop"), byId("send"));
     }
   }
 
   _finish({ chosen: { answer } }) {
     this._figures.show(answer);
     for (const log of Object.values(this._logs)) log.follow();
-    if (answer.error) this._explain(answer.error);
-    else announce(`The answer is complete: ${summary(answer)}`);
+    const { error } = answer;
+    if (!error) announce(`The answer is complete: ${summary(answer)}`);
+    else if (error.status === 401) this._askForKey();
+    else if (error.param) this._mark(error.param, error.message);
   }
 
   /** Tells at the text field what is wrong with the text; "": nothing. */
@@ -301,29 +289,27 @@ class Playground {
   _show(conversation) {
     if (this._running) return;
     this._chat.open(conversation);
-    if (conversation.id) sessionStorage.setItem(OPEN, String(conversation.id));
-    else sessionStorage.removeItem(OPEN);
+    sessionStorage.setItem(OPEN, String(conversation.id ?? ""));
     this._list?.update();
-    const { element } = this._logs.chat;
-    element.scrollTop = element.scrollHeight;
+    this._logs.chat.toEnd();
     if (byId("conversations").matches(":popover-open")) byId("conversations").hidePopover();
-  }
-
-  _explain(error) {
-    if (error.status === 401) this._askForKey();
-    else if (error.param) this._openPanel(() => this._form.mark(error.param, error.message));
   }
 
   _askForKey() {
     byId("key-details").open = true;
-    this._openPanel(() => this._key.focus());
+    this._openPanel();
+    this._key.focus();
   }
 
-  /** Opens the panel if it is closed, then acts in it. */
-  _openPanel(act) {
+  _mark(field, message) {
+    this._openPanel();
+    this._form.mark(field, message);
+  }
+
+  /** Opens the panel if the screen is so narrow that it is closed. */
+  _openPanel() {
     const toggle = byId("panel-toggle");
     if (toggle.offsetParent && toggle.getAttribute("aria-expanded") === "false") toggle.click();
-    act();
   }
 
   _clear() {
@@ -340,22 +326,25 @@ class Playground {
     this._text.focus();
   }
 
-  _showCurl() {
-    let command;
-    try {
-      const [kind, text] = [this._kind, this._text.value];
-      const body = this._body(kind, text, this._chat.asked(text));
-      command = curl(new URL(PATHS[kind], document.baseURI).href, body, this._key.value !== "");
-    } catch (error) {
-      command = error.message;
-    }
-    byId("curl").textContent = command;
+  /** What a log shows while it is empty. */
+  _welcome({ title, examples }) {
+    const buttons = examples.map((text) => button(text, () => this._propose(text), { className: "example" }));
+    const words = "The drafter proposes, the target decides. Colours show who wrote what.";
+    const choices = make("div", { className: "examples row" }, ...buttons);
+    return make("div", { className: "welcome" }, make("h2", { textContent: title }), make("p", { textContent: words }), choices);
   }
-}
 
-/** Whether an error is about what was written, for example its length. */
-function isOfText(error) {
-  return ["messages", "prompt"].includes((error?.param ?? "").split(/[.[]/)[0]);
+  /** Shows the request as a command, or what is wrong with it, and returns that. */
+  _showCurl() {
+    const [kind, text, shown] = [this._kind, this._text.value, byId("curl")];
+    try {
+      const body = this._body(kind, text, this._chat.asked(text));
+      shown.textContent = curl(new URL(PATHS[kind], document.baseURI).href, body, this._key.value !== "");
+    } catch (error) {
+      shown.textContent = error.message;
+    }
+    return shown.textContent;
+  }
 }
 
 /** Announces a text to screen readers. */
@@ -363,18 +352,15 @@ function announce(words) {
   byId("announcer").textContent = words;
 }
 
-/** What changes the conversation waits until the answer is complete. */
+/** While an answer is written, Stop is in the place of Send, and what changes the conversation waits. */
 function setAsking(asking) {
-  byId("clear").disabled = asking;
-  for (const element of document.querySelectorAll(".card-actions, .question-row .quiet, #conversations")) element.inert = asking;
-}
-
-/** Replaces a button by another, which also gets the keyboard's focus. */
-function swap(before, after) {
+  const [before, after] = asking ? [byId("send"), byId("stop")] : [byId("stop"), byId("send")];
   const focused = document.activeElement === before;
   before.hidden = true;
   after.hidden = false;
   if (focused) after.focus();
+  byId("clear").disabled = asking;
+  for (const element of document.querySelectorAll(".card .actions, .question-row .quiet, #conversations")) element.inert = asking;
 }
 
 new Playground();

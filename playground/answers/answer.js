@@ -1,4 +1,4 @@
-/** One streamed answer as its client sees it: tokens, text, calls and times. Must not know the page. */
+/** One streamed answer as its client sees it: tokens, text, calls and times. */
 
 /**
  * @typedef {object} Token
@@ -15,6 +15,7 @@
 
 /** @typedef {{id: string, name: string, arguments: string}} Call a call by the model, so far */
 
+/** Has plain values only, which the browser can keep. */
 export class Answer {
   /** @param {{index?: number, alone?: boolean}} [choice] index among the request's answers; whether it is the only one */
   constructor(beganMs, { index = 0, alone = true } = {}) {
@@ -45,14 +46,15 @@ export class Answer {
     Object.assign(this, times, { kept: this.count, usage: null, stopped: false, error: null });
   }
 
-  /** Takes in a chunk, which may be for another answer; returns the added tokens. */
+  /** Takes in a chunk, which may be for another answer; returns whether it brought tokens. */
   take(document, nowMs) {
     this.speculation = document.speculation ?? this.speculation;
     this.usage = document.usage ?? this.usage;
     this.seed = document.seed ?? this.seed;
     this.progress = document.progress ?? null;
-    const choices = document.choices.filter(({ index }) => index === this.index);
-    return choices.flatMap((choice) => this._takeChoice(choice, nowMs));
+    const before = this.tokens.length;
+    for (const choice of document.choices) if (choice.index === this.index) this._takeChoice(choice, nowMs);
+    return this.tokens.length > before;
   }
 
   _takeChoice(choice, nowMs) {
@@ -70,7 +72,6 @@ export class Answer {
     }
     this.tokens.push(...added);
     this.steps.push(...stepsOf(added));
-    return added;
   }
 
   /** Takes in a call, complete or in pieces: first its name, then its arguments. */
@@ -100,29 +101,15 @@ export class Answer {
     }
   }
 
-  /** @returns {Token[]} those of the reasoning */
-  get thoughts() {
-    return this.tokens.filter(({ thought }) => thought);
-  }
-
-  /** @returns {Token[]} all others */
-  get content() {
-    return this.tokens.filter(({ thought }) => !thought);
-  }
-
-  /** A plain object that the browser can keep. */
-  get record() {
-    return { ...this, error: this.error && { title: this.error.title, message: this.error.message } };
-  }
-
+  /** The answer that the browser kept. */
   static restored(record) {
     return Object.assign(new Answer(0), record);
   }
 
   /** The same answer with another text, which no model wrote. */
   withText(text) {
-    const choice = { index: 0, alone: true };
-    return Object.assign(new Answer(0, choice), { text, calls: this.calls, reasoning: this.reasoning, finish: this.finish, edited: true });
+    const { calls, reasoning, finish } = this;
+    return Object.assign(new Answer(0), { text, calls, reasoning, finish, edited: true });
   }
 
   /** Whether the model can go on where it ended by its length. */
@@ -157,24 +144,16 @@ export class Answer {
   }
 }
 
-/**
- * Splits the tokens of a chunk into the target's steps. A chunk may hold several steps. Each ends with the target's own
- * token, after the accepted ones.
- */
+/** Splits the tokens of a chunk into the target's steps. Each ends with the target's own token, after the accepted ones. */
 export function stepsOf(tokens) {
-  const steps = [];
-  let open = [];
+  const steps = [[]];
   for (const token of tokens) {
-    open.push(token);
-    if (token.source !== "accepted") {
-      steps.push(open);
-      open = [];
-    }
+    steps.at(-1).push(token);
+    if (token.source !== "accepted") steps.push([]);
   }
-  return open.length ? [...steps, open] : steps; // the answer may end within a draft
+  return steps.filter((step) => step.length); // the answer may end within a draft
 }
 
-/** @returns {Token[]} */
 function tokensOf(choice, text, thought) {
   const details = choice.token_details ?? (text ? [{ id: null, text, source: "" }] : []);
   const logprobs = choice.logprobs?.content?.map(fromChat) ?? fromCompletion(choice.logprobs);

@@ -1,41 +1,34 @@
 /** One answer on the page: text, calls, speed and statistics. */
 
-import { Answer } from "./answer.js";
-import { AnswerText } from "./answer_text.js";
-import { Calls } from "./calls.js";
-import { make } from "../common/dom.js";
-import { WrittenView } from "./written_view.js";
+import { button, make } from "../dom.js";
 import { summary } from "../figures/statistics.js";
-import { orDash } from "../common/format.js";
+import { orDash } from "../format.js";
+import { Answer } from "./answer.js";
+import { Calls } from "./calls.js";
+import { AnswerText, tokensElement, WrittenView } from "./text.js";
 
 export class Card {
   /**
-   * @param {string} title
-   * @param {object} options
-   * @param {string} [options.prompt] text that the answer continues, shown before it
-   * @param {boolean} [options.monospace]
-   * @param {boolean} [options.formatted] whether to read Markdown
-   * @param {(card: Card) => void} options.changed called after every change
-   * @param {{index: number, alone: boolean}} [options.choice] see Answer
-   * @param {Answer} [options.answer] a complete one
+   * options: `prompt`, which the answer continues; `monospace`; `formatted`, whether to read Markdown; `changed(card)`,
+   * called after every change. choice: see Answer. answer: a complete one.
    */
-  constructor(title, { prompt = "", monospace = false, formatted = false, changed, choice, answer }) {
-    this.answer = answer ?? new Answer(performance.now(), choice);
+  constructor(title, options, choice, answer = new Answer(performance.now(), choice)) {
+    this.answer = answer;
     this.calls = new Calls();
-    this._changed = changed;
-    const text = { prompt, monospace, formatted, drawn: () => this._drawn() };
-    this._text = new AnswerText(this.answer, text);
+    this._text = new AnswerText(answer, options, () => {
+      if (answer.tokensPerS) this._speed.textContent = answer.cached ? "cached" : `${orDash(answer.tokensPerS, 1)} tokens/s`;
+      options.changed(this);
+    });
     this._speed = make("span", { className: "speed", "aria-hidden": "true" });
     this._foot = make("p", { className: "facts summary" });
-    this._actions = make("div", { className: "card-actions" });
-    this.head = make("div", { className: "card-head" }, make("h3", { textContent: title }), this._speed);
-    this.element = make("article", { className: "card running", "aria-busy": "true" }, this.head, this._text.element);
-    this.element.append(this.calls.element, this._foot, this._actions);
+    this._actions = make("div", { className: "actions row" });
+    this.head = make("div", { className: "card-head row apart" }, make("h3", { textContent: title }), this._speed);
+    const parts = [this.head, this._text.element, this.calls.element, this._foot, this._actions];
+    this.element = make("article", { className: "card box", "aria-busy": "true" }, ...parts);
   }
 
   begin() {
     this.answer.begin(performance.now());
-    this.element.classList.add("running");
     this.element.setAttribute("aria-busy", "true");
     this.element.querySelector(".problem")?.remove();
     this._actions.replaceChildren();
@@ -44,10 +37,12 @@ export class Card {
 
   /** Takes in a document of the stream. */
   take(document) {
-    const added = this.answer.take(document, performance.now());
-    if (added.length) this._text.update();
-    if (this.answer.calls.length) this.calls.show(this.answer.calls);
-    if (this.answer.progress) this.say(inProgress(this.answer.progress));
+    if (this.answer.take(document, performance.now())) this._text.update();
+    const { calls, progress } = this.answer;
+    if (calls.length) this.calls.show(calls);
+    if (!progress) return;
+    const { event, model, done, total, error } = progress;
+    this.say(`${model}: ${error ? `failed: ${error}` : event}, ${done} of ${total}`);
   }
 
   /** Ends the answer, and shows its error if it has one. */
@@ -56,9 +51,8 @@ export class Card {
     answer.settle();
     if (answer.calls.length) this._addOriginal();
     this._text.settle();
-    this.element.classList.remove("running");
     this.element.removeAttribute("aria-busy");
-    this._foot.textContent = summary(answer);
+    this.say(summary(answer));
     if (answer.error) this._foot.before(problem(answer.error));
   }
 
@@ -69,10 +63,14 @@ export class Card {
 
   /** Adds a button below the answer. */
   offer(label, act) {
-    const button = make("button", { type: "button", className: "quiet", textContent: label });
-    button.addEventListener("click", act);
-    this._actions.append(button);
-    return button;
+    const added = button(label, act);
+    this._actions.append(added);
+    return added;
+  }
+
+  /** Adds an element beside the buttons. */
+  add(element) {
+    this._actions.append(element);
   }
 
   /** Shows a text below the answer until it ends. */
@@ -89,22 +87,11 @@ export class Card {
   _addOriginal() {
     this.calls.show(this.answer.calls);
     this._text.show(true);
-    const tokens = make("div", { className: "tokens", role: "group", tabIndex: 0, "aria-label": "Tokens of the answer with its calls" });
+    const tokens = tokensElement("Tokens of the answer with its calls");
     new WrittenView(tokens).draw(this.answer.tokens);
-    const original = make("div", { className: "card-text" }, tokens);
-    this._text.element.after(make("details", { className: "raw" }, make("summary", { textContent: "As the model wrote it" }), original));
+    const summary = make("summary", { textContent: "As the model wrote it" });
+    this._text.element.after(make("details", { className: "raw" }, summary, make("div", { className: "card-text" }, tokens)));
   }
-
-  _drawn() {
-    const { tokensPerS, cached } = this.answer;
-    if (Number.isFinite(tokensPerS)) this._speed.textContent = cached ? "cached" : `${orDash(tokensPerS, 1)} tokens/s`;
-    this._changed(this);
-  }
-}
-
-function inProgress({ event, model, done, total, error }) {
-  const what = error ? `failed: ${error}` : event;
-  return `${model}: ${what}, ${done} of ${total}`;
 }
 
 /** An element that shows an error. */

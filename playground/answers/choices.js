@@ -1,22 +1,22 @@
 /** The answers to one request, side by side. The conversation continues with the chosen one. */
 
-import { ApiError } from "../server/api.js";
-import { Card } from "./card.js";
-import { make } from "../common/dom.js";
+import { make } from "../dom.js";
 import { together } from "../figures/statistics.js";
+import { ApiError } from "../request/api.js";
+import { Card } from "./card.js";
 
 let groups = 0;
 
 export class Choices {
-  /** @param {string} title  @param {number} count
-   *  @param {object} options see Card; proposes: whether the endpoint has drafts; answers: complete ones  */
-  constructor(title, count, { proposes = true, answers = [], ...options }) {
+  /** options: see Card; `proposes`, whether the endpoint has drafts. answers: complete ones. */
+  constructor(title, count, options, answers = []) {
     const alone = count === 1;
-    const name = (index) => (alone ? title : `${title}, ${index + 1} of ${count}`);
-    const cardOf = (_, index) => new Card(name(index), { ...options, answer: answers[index], choice: { index, alone } });
-    this.cards = Array.from({ length: count }, cardOf);
+    this.cards = Array.from({ length: count }, (_, index) => {
+      const name = alone ? title : `${title}, ${index + 1} of ${count}`;
+      return new Card(name, options, { index, alone }, answers[index]);
+    });
     this.chosen = this.cards[0];
-    this._proposes = proposes;
+    this._proposes = options.proposes;
     this.element = alone ? this.chosen.element : this._sideBySide(options.changed);
   }
 
@@ -30,7 +30,7 @@ export class Choices {
       for await (const document of api.stream(path, body, { signal, opened }))
         for (const card of this.cards) card.take(document);
     } catch (error) {
-      this._fail(error, answers);
+      this._fail(error);
     }
     this.end();
   }
@@ -48,14 +48,14 @@ export class Choices {
     if (radio) radio.checked = true;
   }
 
-  _fail(error, answers) {
-    const shown = error instanceof ApiError ? error : new ApiError(String(error));
-    for (const answer of answers) {
+  _fail(error) {
+    const { title, message, status, param, retryAfterS } = error instanceof ApiError ? error : new ApiError(String(error));
+    for (const { answer } of this.cards) {
       if (!answer.alone && answer.finish !== null) continue; // it is complete
       if (error.name === "AbortError") answer.stopped = true;
-      else answer.error = shown;
+      else answer.error = { title, message, status, param, retryAfterS };
     }
-    if (shown.status) for (const card of this.cards.slice(1)) card.element.remove(); // refused: show the error once
+    if (status) for (const card of this.cards.slice(1)) card.element.remove(); // refused: show the error once
   }
 
   _sideBySide(changed) {
@@ -70,6 +70,6 @@ export class Choices {
     });
     this._foot = make("p", { className: "facts together" });
     const columns = make("div", { className: "columns-of-answers" }, ...this.cards.map(({ element }) => element));
-    return make("div", { className: "choices", role: "group", "aria-label": "Answers to choose from" }, columns, this._foot);
+    return make("div", { role: "group", "aria-label": "Answers to choose from" }, columns, this._foot);
   }
 }

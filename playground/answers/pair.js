@@ -1,37 +1,26 @@
 /** Two answers to one request side by side: with drafts, and by the target alone. */
 
+import { make } from "../dom.js";
+import { restsOf } from "../figures/speculation.js";
+import { number } from "../format.js";
 import { Choices } from "./choices.js";
-import { make } from "../common/dom.js";
-import { compareTexts } from "./difference.js";
-import { restsOf } from "./rests.js";
 
 const SEEDS = 2 ** 31;
 
 export class Pair {
-  /** @param {{race: boolean, coupled: boolean, why?: string}} way at once or in turn; whether the texts should be equal;
-   *    why drafts rested, if that is known already
-   *  @param {object} options see Choices; whyRests: async, returns why drafts rest now */
-  constructor(way, { changed, answers = [], whyRests = async () => "", ...options }) {
-    Object.assign(this, { _way: way, _whyRests: whyRests });
-    const both = {
-      ...options,
-      changed: (card) => {
-        this._showSpeeds();
-        changed(card);
-      },
-    };
-    this._ours = new Choices("With drafts", 1, { ...both, answers: answers.slice(0, 1) });
-    this._plain = new Choices("Target alone", 1, { ...both, answers: answers.slice(1) });
+  /**
+   * way: `race`, at once or in turn; `coupled`, whether the texts should be equal; `why` drafts rested, if that is known
+   * already. options: see Choices; `whyRests`, async, returns why drafts rest now. answers: complete ones.
+   */
+  constructor(way, options, answers = []) {
+    Object.assign(this, { _way: way, _whyRests: options.whyRests });
+    this._ours = new Choices("With drafts", 1, options, answers.slice(0, 1));
+    this._plain = new Choices("Target alone", 1, options, answers.slice(1));
     this.chosen = this._ours.chosen;
     this.cards = [this._ours.chosen, this._plain.chosen];
-    this._bars = this.cards.map((card) => {
-      const bar = make("span", { className: "race-bar" });
-      card.head.after(make("div", { className: "race", "aria-hidden": "true" }, bar));
-      return bar;
-    });
-    this._verdict = make("p", { className: "verdict", role: "status" });
-    const columns = make("div", { className: "pair" }, ...this.cards.map(({ element }) => element));
-    this.element = make("div", { className: "comparison" }, columns, this._verdict);
+    this._verdict = make("p", { className: "verdict box", role: "status" });
+    const columns = make("div", { className: "columns-of-answers" }, ...this.cards.map(({ element }) => element));
+    this.element = make("div", {}, columns, this._verdict);
   }
 
   /** Runs both requests with the same seed, a new one if the body has none. */
@@ -56,26 +45,46 @@ export class Pair {
   end() {
     this._ours.end();
     this._plain.end();
-    this._showSpeeds();
     this._compare();
   }
 
   choose() {} // the conversation goes on with the first
 
   _compare() {
-    const answers = this.cards.map(({ answer }) => answer);
-    if (answers.some(({ finish, error }) => finish === null || error !== null)) return;
-    const { same, index, words } = compareTexts(...answers, this._way.coupled);
-    this._verdict.classList.add(same ? "same" : "different");
+    const [ours, plain] = this.cards.map(({ answer }) => answer);
+    if ([ours, plain].some(({ finish, error }) => finish === null || error !== null)) return;
+    const index = firstDifference(ours.written, plain.written);
+    const words = index < 0 ? sameText(ours, plain) : differentText(index, this._way.coupled);
+    this._verdict.classList.add(index < 0 ? "same" : "different");
     this._verdict.textContent = [words, this._way.why].filter(Boolean).join(" ");
-    if (!same) for (const card of this.cards) card.markFrom(index);
+    if (index >= 0) for (const card of this.cards) card.markFrom(index);
   }
+}
 
-  _showSpeeds() {
-    const speeds = this.cards.map(({ answer }) => answer.tokensPerS || 0);
-    const most = Math.max(...speeds, 1);
-    this._bars.forEach((bar, index) => {
-      bar.style.width = `${(100 * speeds[index]) / most}%`;
-    });
-  }
+/** The index of the first difference between two texts; -1 if there is none. */
+function firstDifference(left, right) {
+  if (left === right) return -1;
+  let index = 0;
+  while (index < Math.min(left.length, right.length) && left[index] === right[index]) index++;
+  return index;
+}
+
+function differentText(index, coupled) {
+  const reason = coupled
+    ? "rounding differs between batch shapes, which can tip a close choice"
+    : "rejection sampling keeps the distribution, not the text";
+  return `The texts differ from character ${index + 1} on: ${reason}.`;
+}
+
+function sameText(ours, plain) {
+  const rests = ours.speculation?.drafted ? restsOf(ours) : "";
+  return `Same text${speedUp(ours, plain)}${rests && `; ${rests}`}.`;
+}
+
+function speedUp(ours, plain) {
+  const ratio = ours.tokensPerS / plain.tokensPerS;
+  if (ours.cached || plain.cached) return "; one came from the server's cache, so their speeds say nothing";
+  if (!Number.isFinite(ratio)) return "";
+  if (ours.speculation?.drafted === 0) return `; no drafts ran, so the difference in speed, ${number(ratio, 2)} ×, is not theirs`;
+  return ratio < 1 ? `; this time drafts cost speed, ${number(ratio, 2)} ×` : `, ${number(ratio, 2)} × as fast with drafts`;
 }

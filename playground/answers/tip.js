@@ -1,19 +1,14 @@
 /** A tooltip for the token under the pointer or with the keyboard's focus. */
 
-import { make } from "../common/dom.js";
-import { tokenOf } from "./tokens.js";
-import { markOf } from "./members.js";
-import { classOf, meaningOf } from "./sources.js";
-import { percent, visible } from "../common/format.js";
+import { facts, make } from "../dom.js";
+import { percent, visible } from "../format.js";
+import { classOf, markMember, meaningOf, tokenOf } from "./tokens.js";
 
 const GAP_PX = 8;
 
 export class Tip {
-  /** @param {HTMLElement} element  @param {(words: string) => void} announce */
   constructor(element, announce) {
-    this._element = element;
-    this._announce = announce;
-    this._target = null;
+    Object.assign(this, { _element: element, _announce: announce, _target: null });
   }
 
   /** Shows tips for all tokens in an element. */
@@ -21,7 +16,10 @@ export class Tip {
     root.addEventListener("pointerover", ({ target }) => this._show(target));
     root.addEventListener("pointerleave", () => this.hide());
     root.addEventListener("scroll", () => this._follow(root), { passive: true });
-    root.addEventListener("focusin", ({ target }) => this._show(target) && this._announce(wordsOf(tokenOf(target))));
+    root.addEventListener("focusin", ({ target }) => {
+      const token = this._show(target);
+      if (token) this._announce(wordsOf(token));
+    });
     root.addEventListener("focusout", () => this.hide());
     root.addEventListener("keydown", (event) => this._move(event));
   }
@@ -33,15 +31,12 @@ export class Tip {
 
   _show(target) {
     const token = tokenOf(target);
-    if (!token) {
-      this.hide();
-      return false;
-    }
+    if (!token) return this.hide();
     this._element.replaceChildren(...contentOf(token));
     this._element.hidden = false;
     this._target = target;
     this._setPosition();
-    return true;
+    return token;
   }
 
   /** Moves with the token while it is visible. */
@@ -65,7 +60,15 @@ export class Tip {
   _move(event) {
     const group = event.target.closest?.(".tokens");
     if (!group) return;
-    const next = nextOf(event.key, group, tokenOf(event.target) ? event.target : null);
+    const tokens = [...group.querySelectorAll(".token")];
+    const index = tokens.indexOf(event.target);
+    const next = {
+      ArrowRight: tokens[index + 1],
+      ArrowLeft: tokens.at(index < 0 ? -1 : index - 1),
+      Home: tokens[0],
+      End: tokens.at(-1),
+      Escape: index < 0 ? null : group,
+    }[event.key];
     if (!next) return;
     event.preventDefault();
     event.stopPropagation();
@@ -73,30 +76,11 @@ export class Tip {
   }
 }
 
-function nextOf(key, group, current) {
-  const tokens = [...group.querySelectorAll(".token")];
-  const index = tokens.indexOf(current);
-  switch (key) {
-    case "ArrowRight":
-      return tokens[index + 1];
-    case "ArrowLeft":
-      return tokens.at(current ? index - 1 : -1);
-    case "Home":
-      return tokens[0];
-    case "End":
-      return tokens.at(-1);
-    case "Escape":
-      return current && group;
-    default:
-      return null;
-  }
-}
-
 function contentOf(token) {
-  const head = make("p", { className: "tip-token" }, make("code", { textContent: visible(token.text) }));
-  if (token.id !== null) head.append(make("span", { className: "facts", textContent: ` id ${token.id}` }));
-  const source = make("p", { className: `tip-source ${classOf(token.source, token.proposer)}` });
-  source.append(make("b", { textContent: token.source || "token" }), `: ${meaningOf(token.source, token.proposer)}`);
+  const head = make("p", {}, make("code", { textContent: visible(token.text) }));
+  if (token.id !== null) head.append(facts(` id ${token.id}`));
+  const source = make("p", { className: `tip-source ${classOf(token)}` });
+  source.append(make("b", { textContent: token.source || "token" }), `: ${meaningOf(token)}`);
   return [head, source, ...members(token), ...probabilities(token)];
 }
 
@@ -105,11 +89,20 @@ function members(token) {
   if (!token.members.length) return [];
   const rows = token.members.map(({ model, logprob, agreed, share }) => {
     const name = make("b", { className: "by-member", textContent: model });
-    name.dataset.member = markOf(model);
-    const text = `${percent(share)}, p ${probability(Math.exp(logprob))}${agreed ? " ✓" : ""}`;
-    return row(name, share, text);
+    markMember(name, model);
+    return row(name, share, `${percent(share)}, p ${probability(logprob)}${agreed ? " ✓" : ""}`);
   });
   return [make("p", { textContent: "Share of each member, probability to it alone, ✓ its first choice:" }), make("ol", {}, ...rows)];
+}
+
+function probabilities({ logprob: own, top }) {
+  if (own === null) return [];
+  const rows = top.map(({ text, logprob }) => {
+    const name = make("code", { textContent: visible(text) });
+    return row(name, Math.exp(logprob), probability(logprob), logprob === own ? "chosen" : "");
+  });
+  const words = `The model gave it ${probability(own)}${rows.length ? ", and at its position:" : "."}`;
+  return [make("p", { textContent: words }), make("ol", {}, ...rows)];
 }
 
 function row(name, share, text, className = "") {
@@ -117,25 +110,15 @@ function row(name, share, text, className = "") {
   return make("li", { className }, name, bar, make("span", { textContent: text }));
 }
 
-function probabilities(token) {
-  if (token.logprob === null) return [];
-  const own = Math.exp(token.logprob);
-  const words = `The model gave it ${probability(own)}${token.top.length ? ", and at its position:" : "."}`;
-  const rows = token.top.map(({ text, logprob }) => {
-    const share = Math.exp(logprob);
-    return row(make("code", { textContent: visible(text) }), share, probability(share), logprob === token.logprob ? "chosen" : "");
-  });
-  return [make("p", { textContent: words }), make("ol", {}, ...rows)];
-}
-
-function probability(share) {
+function probability(logprob) {
+  const share = Math.exp(logprob);
   return share > 0 && share < 0.005 ? "< 1 %" : percent(share);
 }
 
-function wordsOf(token) {
-  const others = token.top.map(({ text, logprob }) => `${visible(text)} ${probability(Math.exp(logprob))}`);
-  const own = token.logprob === null ? "" : `, ${probability(Math.exp(token.logprob))}`;
-  const shares = token.members.map(({ model, share }) => `${model} ${percent(share)}`);
-  const members = shares.length ? `; ${shares.join(", ")}` : "";
-  return `${visible(token.text)}: ${token.source}${own}${members}${others.length ? `; at its position: ${others.join(", ")}` : ""}`;
+/** What screen readers tell of a token. */
+function wordsOf({ text, source, logprob, members, top }) {
+  const own = logprob === null ? "" : `, ${probability(logprob)}`;
+  const shares = members.map(({ model, share }) => `${model} ${percent(share)}`).join(", ");
+  const others = top.map((other) => `${visible(other.text)} ${probability(other.logprob)}`).join(", ");
+  return `${visible(text)}: ${source}${own}${shares && `; ${shares}`}${others && `; at its position: ${others}`}`;
 }

@@ -1,16 +1,14 @@
-/** The chat: shows a conversation, changes it, and keeps it. Asks nothing of the server itself. */
+/** The chat, which shows a conversation and changes it, and the log in which it is shown. */
 
 import { answeredBy, askedOf, Conversation } from "./conversation.js";
 import { ExchangeView } from "./exchange_view.js";
 
+const NEAR_PX = 80; // of the end, where a reader follows new text
+
 export class Chat {
   /**
-   * @param {import("./log.js").Log} log
-   * @param {object} acts
-   * @param {() => object} acts.options of new views, see Choices and Pair
-   * @param {(before: ?object, text: string, asked: object[]) => void} acts.ask puts a question after an exchange
-   * @param {(view: ExchangeView) => void} acts.shown called when another answer is the last
-   * @param {(conversation: Conversation) => void} acts.changed called when the conversation is to be kept
+   * acts: `options()` of new views, see Choices and Pair; `ask(before, text, asked)` after an exchange; `goOn(view)`;
+   * `shown(view)`, another answer is the last; `changed(conversation)`, it is to be kept.
    */
   constructor(log, acts) {
     Object.assign(this, { _log: log, _acts: acts });
@@ -39,9 +37,9 @@ export class Chat {
   begin(before, { text, asked, model, way }, count) {
     const exchange = { text, asked, model, way, answers: [], chosen: 0, next: [], current: 0 };
     this.conversation.add(before, exchange);
-    this._views.set(exchange, this._viewOf(exchange, count));
+    const view = this._addView(exchange, count);
     this._show();
-    return this._views.get(exchange);
+    return view;
   }
 
   /** Takes in a complete answer. */
@@ -65,10 +63,7 @@ export class Chat {
   _show() {
     const { path } = this.conversation;
     for (const exchange of path) {
-      if (this._views.has(exchange)) continue;
-      const view = this._viewOf(exchange, exchange.answers.length);
-      this._views.set(exchange, view);
-      view.end();
+      if (!this._views.has(exchange)) this._addView(exchange, exchange.answers.length).end();
     }
     this._log.show(path.map((exchange) => this._views.get(exchange).element));
     this._showState();
@@ -85,19 +80,30 @@ export class Chat {
     this._acts.shown(this._views.get(path.at(-1)) ?? null);
   }
 
-  _viewOf(exchange, count) {
+  _addView(exchange, count) {
     const { conversation } = this;
     const results = exchange.asked.filter(({ role }) => role === "tool");
-    return new ExchangeView(exchange, count, this._acts.options(), {
+    const view = new ExchangeView(exchange, count, this._acts.options(), {
       ask: (text) => this._askAgain(exchange, text, askedOf(text, results)),
-      goOn: () => this._acts.goOn(this._views.get(exchange)),
+      goOn: () => this._acts.goOn(view),
       rewrite: (text) => this._rewrite(exchange, text),
-      version: (index) => this._choose(exchange, index),
+      version: (index) => {
+        conversation.choose(exchange, index);
+        this._change();
+      },
       chosen: () => {
         this._showState();
         this._acts.changed(conversation);
       },
     });
+    this._views.set(exchange, view);
+    return view;
+  }
+
+  /** Shows and keeps a conversation that has changed. */
+  _change() {
+    this._show();
+    this._acts.changed(this.conversation);
   }
 
   /** Asks for another version of an exchange. One without an answer is not kept beside it. */
@@ -111,13 +117,41 @@ export class Chat {
   _rewrite(exchange, text) {
     const answers = [exchange.answers[exchange.chosen].withText(text)];
     this.conversation.add(this.conversation.before(exchange), { ...exchange, answers, chosen: 0, next: [], current: 0 });
-    this._show();
-    this._acts.changed(this.conversation);
+    this._change();
+  }
+}
+
+/** A list of exchanges that scrolls to the end, unless the reader has scrolled away. */
+export class Log {
+  constructor(element, welcome) {
+    Object.assign(this, { element, _welcome: welcome });
+    this.clear();
   }
 
-  _choose(exchange, index) {
-    this.conversation.choose(exchange, index);
-    this._show();
-    this._acts.changed(this.conversation);
+  clear() {
+    this.element.replaceChildren(this._welcome());
+  }
+
+  add(...elements) {
+    this.element.querySelector(".welcome")?.remove();
+    this.element.append(...elements);
+    this.toEnd();
+  }
+
+  /** Shows these elements only. Those that stay are not touched. */
+  show(elements) {
+    if (!elements.length) return this.clear();
+    for (const child of [...this.element.children]) if (!elements.includes(child)) child.remove();
+    this.add(...elements.slice(this.element.children.length));
+  }
+
+  /** Scrolls to new text, if the reader is near the end. */
+  follow() {
+    const { scrollTop, scrollHeight, clientHeight } = this.element;
+    if (scrollHeight - scrollTop - clientHeight < NEAR_PX + clientHeight / 4) this.toEnd();
+  }
+
+  toEnd() {
+    this.element.scrollTop = this.element.scrollHeight;
   }
 }

@@ -1,4 +1,4 @@
-/** A conversation: a tree of exchanges, of which one path is shown. Must not know the page. */
+/** A conversation: a tree of exchanges, of which one path is shown. */
 
 import { Answer } from "../answers/answer.js";
 
@@ -47,20 +47,24 @@ export class Conversation {
     return path[path.indexOf(exchange) - 1] ?? null;
   }
 
-  /** All versions of an exchange that is shown. @returns {Exchange[]} */
+  /** All versions of an exchange that is shown. */
   versions(exchange) {
-    return (this.before(exchange) ?? this._root).next;
+    return this._parent(exchange).next;
   }
 
   /** Shows another version of an exchange. */
   choose(exchange, index) {
-    (this.before(exchange) ?? this._root).current = index;
+    this._parent(exchange).current = index;
   }
 
   remove(exchange) {
-    const parent = this.before(exchange) ?? this._root;
+    const parent = this._parent(exchange);
     parent.next.splice(parent.next.indexOf(exchange), 1);
     parent.current = Math.max(0, parent.next.length - 1);
+  }
+
+  _parent(exchange) {
+    return this.before(exchange) ?? this._root;
   }
 
   /** The messages up to an exchange, then others. last: null at the start. */
@@ -73,7 +77,7 @@ export class Conversation {
   /** A plain object that the browser can keep. */
   get record() {
     const { id, createdMs, title } = this;
-    return { ...(id !== null && { id }), createdMs, changedMs: Date.now(), title, root: recordOf(this._root) };
+    return { ...(id !== null && { id }), createdMs, changedMs: Date.now(), title, root: this._root };
   }
 
   static restored({ id, createdMs, root }) {
@@ -89,10 +93,8 @@ export function askedOf(text, results) {
 /** An answer as messages; none if it is empty. @param {Answer} answer */
 export function answeredBy({ text, calls }) {
   if (!calls.length) return text ? [{ role: "assistant", content: text }] : [];
-  const called = calls.map(({ id, name, arguments: given }) => ({
-    ...{ id, type: "function", function: { name, arguments: given } },
-  }));
-  return [{ role: "assistant", content: text || null, tool_calls: called }];
+  const called = ({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } });
+  return [{ role: "assistant", content: text || null, tool_calls: calls.map(called) }];
 }
 
 /** An exchange as messages; none without an answer. */
@@ -105,10 +107,6 @@ function currentOf({ next, current }) {
   return next[current];
 }
 
-function recordOf({ answers = [], next, ...rest }) {
-  return { ...rest, answers: answers.map(({ record }) => record), next: next.map(recordOf) };
-}
-
-function restoredOf({ answers, next, ...rest }) {
+function restoredOf({ answers = [], next, ...rest }) {
   return { ...rest, answers: answers.map(Answer.restored), next: next.map(restoredOf) };
 }

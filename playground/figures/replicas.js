@@ -1,14 +1,13 @@
 /** The server's replicas as they are now: load, acceptance, and why drafts rest. Asks only while it is seen. */
 
-import { reasonOf } from "../answers/rests.js";
-import { make } from "../common/dom.js";
-import { number, orDash, percent } from "../common/format.js";
-import { ApiError } from "../server/api.js";
+import { facts, make } from "../dom.js";
+import { number, orDash, percent } from "../format.js";
+import { ApiError } from "../request/api.js";
+import { reasonOf } from "./speculation.js";
 
 const BETWEEN_MS = 2000;
 
 export class Replicas {
-  /** @param {HTMLDetailsElement} details  @param {HTMLElement} element  @param {import("../server/api.js").Api} api */
   constructor(details, element, api) {
     Object.assign(this, { _details: details, _element: element, _api: api, _timer: 0, _last: null });
     details.addEventListener("toggle", () => this._load());
@@ -19,14 +18,14 @@ export class Replicas {
     clearTimeout(this._timer);
     if (!this._details.open || document.hidden) return;
     try {
-      const status = await this._api.status();
+      const status = await this._api.get("v1/status");
       this._element.replaceChildren(...contentOf(status, this._last));
       this._last = status;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this._element.replaceChildren(make("p", { className: "facts", textContent: error.message }));
+      this._element.replaceChildren(facts(error.message, "p"));
     }
-    clearTimeout(this._timer);
+    clearTimeout(this._timer); // of a load that began meanwhile
     this._timer = setTimeout(() => this._load(), BETWEEN_MS);
   }
 }
@@ -35,7 +34,7 @@ function contentOf({ requests, endpoints, models, replicas, uptime_s: nowS }, la
   const words = `${number(requests.running)} running, ${number(requests.waiting)} waiting, at most ${number(requests.max)}`;
   const before = last && last.uptime_s < nowS ? last : null;
   return [
-    make("p", { className: "facts", textContent: `Requests: ${words}.` }),
+    facts(`Requests: ${words}.`, "p"),
     ...models.filter(({ running, wanted }) => running < wanted).map(shortageLine),
     ...endpoints.map((endpoint) => endpointLine(endpoint, before, nowS)),
     make("ul", { className: "replicas" }, ...replicas.map(replicaItem)),
@@ -44,8 +43,7 @@ function contentOf({ requests, endpoints, models, replicas, uptime_s: nowS }, la
 
 /** How many replicas of a model are up, and why not more. */
 function shortageLine({ model, running, wanted, reason }) {
-  const words = `: ${number(running)} of ${number(wanted)} replicas, ${reason}`;
-  return make("p", { className: "facts" }, make("b", { textContent: model }), words);
+  return line(model, `: ${number(running)} of ${number(wanted)} replicas, ${reason}`);
 }
 
 /** An endpoint's speed since the last look, and its acceptance; since the server's start if nothing happened. */
@@ -56,7 +54,11 @@ function endpointLine({ name, totals }, before, nowS) {
   const [accepted, drafted] = recent ? [grown("accepted"), grown("drafted")] : [totals.accepted, totals.drafted];
   const speed = grown("tokens") / (nowS - (before?.uptime_s ?? 0));
   const words = `${orDash(speed, 1)} tokens/s, ${percent(accepted / drafted)} accepted${recent ? "" : " since the start"}`;
-  return make("p", { className: "facts" }, make("b", { textContent: name }), `: ${words}`);
+  return line(name, `: ${words}`);
+}
+
+function line(name, words) {
+  return make("p", { className: "facts" }, make("b", { textContent: name }), words);
 }
 
 function replicaItem(replica) {
@@ -66,8 +68,8 @@ function replicaItem(replica) {
   return make(
     "li",
     {},
-    make("span", {}, make("b", { textContent: name }), make("span", { className: "facts", textContent: ` ${role}` })),
-    make("span", { className: "facts", textContent: `${load} · KV ${percent(kv)}` }),
+    make("span", {}, make("b", { textContent: name }), facts(` ${role}`)),
+    facts(`${load} · KV ${percent(kv)}`),
     make("meter", { min: 0, max: Math.max(slots, 1), value: running, "aria-label": `Load of ${name}` }),
     make("span", { className: "facts state", textContent: state }),
   );

@@ -1,127 +1,123 @@
-/** An answer's statistics: a list in the panel, a line below the answer, and the legend. */
+/** The figures of an answer: in the panel, and in a line below the answer. */
 
-import { make } from "../common/dom.js";
-import { AGREED, markOf, meaningOfOwner, ownerOf } from "../answers/members.js";
-import { restsOf } from "../answers/rests.js";
-import { classOf, meaningOf, nameOf, proposerOf, SOURCES } from "../answers/sources.js";
-import { duration, number, orDash, percent, plural } from "../common/format.js";
+import { AGREED, classOf, markMember, meaningOf, meaningOfOwner, nameOf, ownerOf, SOURCES } from "../answers/tokens.js";
+import { byId, facts, make } from "../dom.js";
+import { duration, number, orDash, percent, plural } from "../format.js";
+import { showPositions, showSteps } from "./charts.js";
+import { restsOf } from "./speculation.js";
 
-const HELP = {
-  "Tokens/s": "Over the time since sending.",
-  "First token": "Time from sending to the first token.",
-  "Acceptance rate": "Draft tokens that the target accepted, of those that it verified. Known at the end.",
-  "Acceptance length": "Tokens per step of the target.",
-  Steps: "Steps of the target.",
-};
-
+const BETWEEN_MS = 150; // between drawings of an answer in progress, which take time from models
 const ENDS = ["stop", "tool_calls"]; // finish reasons that need no mention
 
-/** @param {HTMLElement} list  @param {import("../answers/answer.js").Answer | null} answer */
-export function showStatistics(list, answer) {
-  const figures = {
-    "Tokens/s": orDash(answer?.tokensPerS, 1),
-    "First token": duration(answer?.firstMs),
-    "Acceptance rate": percent(answer?.acceptanceRate),
-    "Acceptance length": orDash(answer?.acceptanceLength, 2),
-    Steps: orDash((answer?.alone && answer.speculation?.steps) || answer?.steps.length || NaN),
-    Tokens: orDash(answer?.count || NaN),
-  };
-  const pairs = Object.entries(figures).map(([name, value]) =>
-    make("div", { title: HELP[name] ?? "" }, make("dt", { textContent: name }), make("dd", { textContent: value })),
+/** The panel's figures of one answer. */
+export class Figures {
+  constructor() {
+    this._byMember = false;
+    this.show(null);
+  }
+
+  show(answer) {
+    this._answer = answer;
+    this._shownMs = performance.now();
+    showStatistics(byId("statistics"), answer);
+    showLegend(byId("legend"), answer?.tokens ?? [], this._byMember);
+    showProposers(byId("proposers"), Object.entries(answer?.speculation?.proposers ?? {}));
+    showMembers(byId("members"), answer?.ensemble ?? {});
+    byId("members-section").hidden = byId("members").hidden;
+    showPositions(byId("chart"), answer?.steps ?? []);
+    showSteps(byId("steps"), answer?.steps ?? []);
+  }
+
+  /** Shows an answer in progress, if it is time. */
+  follow(answer) {
+    if (performance.now() - this._shownMs > BETWEEN_MS) this.show(answer);
+  }
+
+  /** Explains the colours by member or by source. */
+  colour(byMember) {
+    this._byMember = byMember;
+    this.show(this._answer);
+  }
+}
+
+function showStatistics(list, answer) {
+  const steps = (answer?.alone && answer.speculation?.steps) || answer?.steps.length;
+  const figures = [
+    ["Tokens/s", orDash(answer?.tokensPerS, 1), "Over the time since sending."],
+    ["First token", duration(answer?.firstMs), "Time from sending to the first token."],
+    ["Acceptance rate", percent(answer?.acceptanceRate), "Draft tokens that the target accepted, of those that it verified. Known at the end."],
+    ["Acceptance length", orDash(answer?.acceptanceLength, 2), "Tokens per step of the target."],
+    ["Steps", orDash(steps || NaN), "Steps of the target."],
+    ["Tokens", orDash(answer?.count || NaN), ""],
+  ];
+  const pairs = figures.map(([name, value, title]) =>
+    make("div", { title }, make("dt", { textContent: name }), make("dd", { textContent: value })),
   );
   list.replaceChildren(...pairs);
 }
 
-/** Shows the meaning of each colour, with its number of tokens. byMember: colours are by member, not by source. */
-export function showLegend(list, answer, byMember) {
-  const tokens = answer?.tokens ?? [];
-  list.replaceChildren(...(byMember ? memberItems(tokens) : sourceItems(tokens)));
-}
-
-function memberItems(tokens) {
-  const order = [AGREED, ...(tokens[0]?.members ?? []).map(({ model }) => model)];
-  const counts = countsOf(tokens.map(ownerOf), order);
-  return counts.map(([name, count]) => item(memberSwatch(name), meaningOfOwner(name), count));
-}
-
-/** One item for each source; accepted tokens by who drafted them, where the answer tells. */
-function sourceItems(tokens) {
-  const kinds = new Map(tokens.map((token) => [kindOf(token), token]));
-  const order = [...kinds.keys()].sort((left, right) => rankOf(left) - rankOf(right));
-  return countsOf(tokens.map(kindOf), order).map(([kind, count]) => {
-    const { source, proposer } = kinds.get(kind);
-    const swatch = make("span", { className: `swatch token ${classOf(source, proposer)}`, textContent: kind || "token" });
-    return item(swatch, meaningOf(source, proposer), count);
+/** Shows what each colour means, and of how many tokens. */
+function showLegend(list, tokens, byMember) {
+  const order = byMember ? [AGREED, ...(tokens[0]?.members ?? []).map(({ model }) => model)] : SOURCES;
+  const rank = ([name]) => order.indexOf(byMember ? name : name.split(" ")[0]);
+  const kinds = [...Map.groupBy(tokens, byMember ? ownerOf : kindOf)].sort((left, right) => rank(left) - rank(right));
+  const items = kinds.map(([name, group]) => {
+    const style = byMember ? "by-member" : classOf(group[0]);
+    const swatch = make("span", { className: `swatch token ${style}`, textContent: name || "token" });
+    if (byMember) markMember(swatch, name);
+    const title = byMember ? meaningOfOwner(name) : meaningOf(group[0]);
+    return make("li", { title }, swatch, facts(` ${number(group.length)}`));
   });
+  list.replaceChildren(...items);
 }
 
-function kindOf(token) {
-  return [token.source, proposerOf(token)].filter(Boolean).join(" · ");
+/** A token's source; for accepted ones, also who drafted them, where the answer tells. */
+function kindOf({ source, proposer }) {
+  return source === "accepted" && proposer ? `${source} · ${nameOf(proposer)}` : source;
 }
 
-function rankOf(kind) {
-  return SOURCES.indexOf(kind.split(" ")[0]);
+/** Shows who drafted how much. */
+function showProposers(table, proposers) {
+  const rows = proposers.map(([name, { drafted, accepted }]) => [
+    nameOf(name),
+    number(drafted),
+    `${number(accepted)}, ${percent(accepted / drafted)}`,
+  ]);
+  fill(table, ["Drafts by", "Drafted", "Accepted"], rows);
 }
 
-function item(swatch, title, count) {
-  return make("li", { title }, swatch, make("span", { className: "facts", textContent: ` ${number(count)}` }));
-}
-
-/** Counts each name, in the given order. */
-function countsOf(names, order) {
-  const counts = new Map(order.map((name) => [name, 0]));
-  for (const name of names) counts.set(name, (counts.get(name) ?? 0) + 1);
-  return [...counts].filter(([, count]) => count > 0);
-}
-
-function memberSwatch(name) {
-  const swatch = make("span", { className: "swatch token by-member", textContent: name || "token" });
-  swatch.dataset.member = markOf(name);
-  return swatch;
-}
-
-/** Shows who drafted how much; returns whether there is anything to show. */
-export function showProposers(table, answer) {
-  const proposers = Object.entries(answer?.speculation?.proposers ?? {});
-  const row = (kind, ...cells) => make("tr", {}, ...cells.map((text) => make(kind, { textContent: text })));
-  const rows = proposers.map(([name, { drafted, accepted }]) =>
-    row("td", nameOf(name), number(drafted), `${number(accepted)}, ${percent(accepted / drafted)}`),
-  );
-  table.replaceChildren(row("th", "Drafts by", "Drafted", "Accepted"), ...rows);
-  return rows.length > 0;
-}
-
-/** Shows each member's contribution; returns whether there are members. */
-export function showMembers(table, answer) {
-  const members = answer?.ensemble?.members ?? [];
-  const row = (kind, ...cells) => make("tr", {}, ...cells.map((text) => make(kind, { textContent: text })));
-  const winner = answer?.ensemble?.winner;
+/** Shows what each member contributed. */
+function showMembers(table, { members = [], winner }) {
   const rows = members.map(({ model, weight, agreement, answered }) => {
-    const notes = [!answered && "gone", model === winner && "chosen"].filter(Boolean);
-    return row("td", notes.length ? `${model} (${notes.join(", ")})` : model, percent(weight), percent(agreement ?? NaN));
+    const notes = [!answered && "gone", model === winner && "chosen"].filter(Boolean).join(", ");
+    return [notes ? `${model} (${notes})` : model, percent(weight), percent(agreement ?? NaN)];
   });
-  table.replaceChildren(row("th", "Model", "Weight", "Agreed"), ...rows);
-  return members.length > 0;
+  fill(table, ["Model", "Weight", "Agreed"], rows);
 }
 
-/** An answer's speed and finish reason, in one line. For all answers to a request see `together`. */
+/** Fills a table, and hides it if it has no rows. */
+function fill(table, headings, rows) {
+  const row = (tag, cells) => make("tr", {}, ...cells.map((textContent) => make(tag, { textContent })));
+  table.replaceChildren(row("th", headings), ...rows.map((cells) => row("td", cells)));
+  table.hidden = rows.length === 0;
+}
+
+/** What is to be said of an answer below it, in one line. */
 export function summary(answer) {
-  const { finish, alone } = answer;
+  const { alone, count, finish } = answer;
   const [speculation, seed] = alone ? [answer.speculation, answer.seed] : [null, null];
-  const parts = [
+  return joined(
     answer.edited && "written by you",
     answer.stopped && "stopped",
     answer.cached && "from the server's cache",
-    answer.count && plural(answer.count, "token"),
-    answer.count && `${orDash(answer.tokensPerS, 1)} tokens/s`,
-    answer.count && `first after ${duration(answer.firstMs)}`,
+    count && plural(count, "token"),
+    count && `first after ${duration(answer.firstMs)}`,
     speculation?.drafted && `${percent(answer.acceptanceRate)} accepted`,
-    answer.finish && restsOf(answer),
+    finish && restsOf(answer),
     answer.steps.length && `${orDash(answer.acceptanceLength, 2)} per step`,
     finish && !ENDS.includes(finish) && `ended by ${finish}`,
     seed !== null && `seed ${seed}`,
-  ];
-  return parts.filter(Boolean).join(" · ");
+  );
 }
 
 /** The speed of all answers to one request, in one line. */
@@ -130,11 +126,14 @@ export function together(answers) {
   const tokens = answers.reduce((sum, { count }) => sum + count, 0);
   const lastMs = Math.max(...answers.map((answer) => answer.lastMs || 0));
   if (!tokens) return "";
-  const parts = [
+  return joined(
     `${plural(answers.length, "answer")}: ${plural(tokens, "token")}`,
     `${orDash((tokens / lastMs) * 1000, 1)} tokens/s together`,
     speculation?.drafted && `${percent(speculation.acceptance_rate)} accepted`,
     seed !== null && `seed ${seed}`,
-  ];
+  );
+}
+
+function joined(...parts) {
   return parts.filter(Boolean).join(" · ");
 }

@@ -13,9 +13,8 @@ export class FieldError extends Error {
 }
 
 /**
- * @param {"chat"|"completion"} kind
+ * The request's parameters, without prompt and model.
  * @param {Record<string, string>} texts the value of each field's control; switches: "true" or "false"
- * @returns {Record<string, unknown>} the request's parameters, without prompt and model
  * @throws {FieldError}
  */
 export function parameters(kind, texts) {
@@ -34,10 +33,7 @@ export function alternatives(kind, count) {
   return kind === "chat" ? { logprobs: true, top_logprobs: count } : { logprobs: count };
 }
 
-/**
- * The fields that send a text through a template: as its first variable that is not set.
- * @param {{id: string, variables: string[]}} template  @param {Record<string, unknown>} [variables] those that are set
- */
+/** The fields that send a text through a template: as its first variable that is not set. */
 export function templated({ id, variables: names }, variables = {}, text) {
   const free = names.find((name) => name !== "examples" && !(name in variables));
   if (free === undefined) throw new FieldError("variables", "All variables of the template are set; leave one for the text.");

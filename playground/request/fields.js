@@ -1,18 +1,29 @@
-/** The request parameters on the page, in groups, with their help. Data only. */
+/** The two kinds of request with their labels, and the parameters in groups, with their help. Data only. */
+
+export const KINDS = {
+  chat: {
+    label: "Message",
+    placeholder: "Say something…",
+    send: "Send",
+    clear: "New chat",
+    keys: "Shift+Enter: new line",
+    title: "A conversation",
+    examples: ["Give me three tips to sleep better.", "Why is the sky blue?"],
+  },
+  completion: {
+    label: "Text to continue",
+    placeholder: "A text to continue…",
+    send: "Continue",
+    clear: "Clear",
+    keys: "Ctrl+Enter: continue",
+    title: "A text to continue",
+    examples: ["The best way to learn a language is", "Once upon a time, in a small village,"],
+  },
+};
 
 /**
- * @typedef {object} Field
- * @property {string} name the API's; names that begin with "_" become other fields
- * @property {string} label
- * @property {"number"|"integer"|"lines"|"text"|"json"|"list"|"choice"|"switch"} kind
- * @property {string} help
- * @property {string} [value] its default; without one it is left out of the request
- * @property {string} [blank] placeholder
- * @property {number} [min]
- * @property {number} [max]
- * @property {number} [step]
- * @property {[string, string][]} [choices] value and label
- * @property {"chat"|"completion"} [only] for this kind of request
+ * A field has the API's `name`, or one that begins with "_" and becomes other fields; a `value` if it is not left out of
+ * the request by default; `blank`, a placeholder; and `only` if it is for one kind of request.
  */
 
 const TOOL = `[{"type": "function", "function": {

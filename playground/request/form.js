@@ -1,23 +1,22 @@
 /** The form of parameters: a control for each field, with help and errors. */
 
-import { make } from "../common/dom.js";
+import { button, make } from "../dom.js";
 import { FIELDS, GROUPS } from "./fields.js";
 
-const STORE = "consort.parameters";
+const STORE = "consort.parameters"; // in the tab's session storage, so that values outlive a reload
 const PARTS = { response_format: "_structure", structured_outputs: "_definition" };
 
 export class Form {
-  /** @param {HTMLFormElement} element  @param {Storage} storage keeps the values across reloads of the tab */
-  constructor(element, storage) {
-    this._storage = storage;
+  constructor(element) {
     this._controls = new Map();
     this._rows = new Map();
     this._groups = new Map(GROUPS.map((group) => [this._group(group), group]));
     element.append(...this._groups.keys());
     element.addEventListener("submit", (event) => event.preventDefault());
     element.addEventListener("input", () => this._keep());
-    element.addEventListener("keydown", (event) => help(event));
-    this._restore();
+    element.addEventListener("keydown", showHelp);
+    const kept = Object.entries(this._kept).filter(([name]) => this._controls.has(name));
+    for (const [name, text] of kept) setText(this._controls.get(name), text);
   }
 
   /** The value of each control. */
@@ -38,17 +37,16 @@ export class Form {
     this._keep();
   }
 
-  /** Marks a wrong field; returns false if it is not on this form. */
+  /** Marks a wrong field, if it is on this form. param: a field's name, or a path that begins with one */
   mark(param, message) {
-    const root = (param ?? "").split(/[.[]/)[0];
+    const [root] = param.split(/[.[]/);
     const control = this._controls.get(param) ?? this._controls.get(PARTS[root] ?? root);
-    if (!control) return false;
+    if (!control) return;
     const row = control.closest(".field");
     row.closest("details").open = true;
     control.setAttribute("aria-invalid", "true");
     row.append(make("p", { className: "wrong", textContent: message }));
     control.focus();
-    return true;
   }
 
   clearMark() {
@@ -77,70 +75,52 @@ export class Form {
   /** Replaces the choices of a field, and keeps its value. */
   offer(name, choices) {
     const control = this._controls.get(name);
-    const kept = control.value || JSON.parse(this._storage.getItem(STORE) ?? "{}")[name] || "";
+    const kept = control.value || this._kept[name] || "";
     control.replaceChildren(...choices.map(([value, label]) => new Option(label, value)));
     control.value = choices.some(([value]) => value === kept) ? kept : "";
   }
 
   _keep() {
-    this._storage.setItem(STORE, JSON.stringify(this.texts));
+    sessionStorage.setItem(STORE, JSON.stringify(this.texts));
   }
 
-  _restore() {
-    const kept = JSON.parse(this._storage.getItem(STORE) ?? "{}");
-    for (const [name, text] of Object.entries(kept)) if (this._controls.has(name)) setText(this._controls.get(name), text);
+  get _kept() {
+    return JSON.parse(sessionStorage.getItem(STORE) ?? "{}");
   }
 }
 
 /** A button for the pointer; the keyboard has F1 in the field, and screen readers have the description. */
 function questionMark({ label }, help) {
-  const button = make("button", {
-    type: "button",
-    tabIndex: -1,
-    className: "question",
-    textContent: "?",
-    "aria-label": `Help: ${label}`,
-    "aria-expanded": "false",
-    "aria-controls": help.id,
-  });
-  button.addEventListener("click", () => {
+  const toggle = () => {
     help.hidden = !help.hidden;
-    button.setAttribute("aria-expanded", String(!help.hidden));
-  });
-  return button;
+    mark.setAttribute("aria-expanded", String(!help.hidden));
+  };
+  const state = { "aria-label": `Help: ${label}`, "aria-expanded": "false", "aria-controls": help.id };
+  const mark = button("?", toggle, { tabIndex: -1, className: "question", ...state });
+  return mark;
 }
 
 /** F1 in a field shows its help, or hides it. */
-function help(event) {
+function showHelp(event) {
   const row = event.key === "F1" && event.target.closest(".field");
   if (!row) return;
   event.preventDefault();
   row.querySelector(".question").click();
 }
 
-function controlOf(field, id) {
+function controlOf({ kind, choices, value = "", blank = "", min = "", max = "", step = 1 }, id) {
   const common = { id, "aria-describedby": `${id}-help` };
-  switch (field.kind) {
+  switch (kind) {
     case "choice":
-      return make("select", common, ...field.choices.map(([value, label]) => new Option(label, value)));
+      return make("select", common, ...choices.map(([value, label]) => new Option(label, value)));
     case "switch":
-      return make("input", { ...common, type: "checkbox", role: "switch", checked: field.value === "true" });
+      return make("input", { ...common, type: "checkbox", role: "switch", checked: value === "true" });
     case "number":
     case "integer":
-      return numberInput(field, common);
+      return make("input", { ...common, type: "number", min, max, step, value, placeholder: blank, autocomplete: "off" });
     default:
-      return make("textarea", { ...common, ...areaOf(field), spellcheck: false, value: field.value ?? "" });
+      return make("textarea", { ...common, value, placeholder: blank, rows: kind === "list" ? 5 : 2, spellcheck: false });
   }
-}
-
-function areaOf({ kind, blank = "" }) {
-  return { rows: kind === "list" ? 5 : 2, placeholder: blank };
-}
-
-function numberInput({ min, max, step = 1, value = "", blank = "" }, common) {
-  const limits = Object.entries({ min, max }).filter(([, limit]) => limit !== undefined);
-  const properties = { ...common, type: "number", placeholder: blank, autocomplete: "off", ...Object.fromEntries(limits) };
-  return make("input", { ...properties, step: String(step), value });
 }
 
 function textOf(control) {

@@ -33,7 +33,7 @@ def switch_markdown(page: "Page") -> None:
 
 def wait_until_done(page: "Page", answers: int = 1) -> None:
     page.locator(".card").nth(answers - 1).wait_for()
-    page.locator(".card.running").first.wait_for(state="detached")
+    page.locator(".card[aria-busy]").first.wait_for(state="detached")
     page.locator("#stop").wait_for(state="hidden")
 
 

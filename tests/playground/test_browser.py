@@ -56,7 +56,7 @@ def test_acceptance_does_not_depend_on_how_chunks_were_cut(page: "Page") -> None
     positions = page.evaluate(
         """async (tokens) => {
             const { stepsOf } = await import("/page/answers/answer.js");
-            const { byPosition } = await import("/page/figures/acceptance.js");
+            const { byPosition } = await import("/page/figures/speculation.js");
             return byPosition(stepsOf(tokens));
         }""",
         joined,

@@ -77,7 +77,7 @@ def test_the_sanitiser_drops_what_is_not_listed(context: "BrowserContext", fake:
     ]
     left = page.evaluate(
         """async (markups) => {
-            const { clean } = await import("/page/markdown/sanitiser.js");
+            const { clean } = await import("/page/answers/markdown.js");
             const namesOf = (element) => [element.localName, ...element.getAttributeNames()];
             return markups.map((markup) => [...clean(markup).querySelectorAll("*")].flatMap(namesOf));
         }""",

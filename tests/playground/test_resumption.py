@@ -21,7 +21,7 @@ globalThis.fetch = async (url, options) => {
   if (script === null) throw new TypeError("refused");
   return typeof script === "number" ? new Response("{}", { status: script }) : new Response(script);
 };
-const { Api } = await import("./server/api.js");
+const { Api } = await import("./request/api.js");
 const options = { opened: () => (opened += 1) };
 try {
   for await (const document of new Api(() => "").stream("v1/completions", {}, options)) documents.push(document.a);

@@ -1,21 +1,15 @@
 /** The endpoint picker: the server's endpoints, and whether they are ready. */
 
-import { ApiError } from "./api.js";
 import { problem } from "../answers/card.js";
-import { number } from "../common/format.js";
+import { number } from "../format.js";
+import { ApiError } from "./api.js";
 
 const RETRY_MS = 2000;
 
 export class Endpoints {
-  /**
-   * @param {HTMLSelectElement} picker  @param {HTMLElement} facts describes the chosen endpoint
-   * @param {() => void} unauthorized called if the server needs a key
-   */
-  constructor(api, picker, facts, unauthorized) {
-    Object.assign(this, { _api: api, _picker: picker, _facts: facts, _unauthorized: unauthorized });
-    this._models = [];
-    this._timer = 0;
-    this.changed = () => {}; // called when another endpoint is chosen
+  /** facts: describes the chosen endpoint. acts: `changed()`, another is chosen; `unauthorized()`, the server needs a key. */
+  constructor(api, picker, facts, acts) {
+    Object.assign(this, { _api: api, _picker: picker, _facts: facts, _acts: acts, _models: [], _timer: 0 });
     picker.addEventListener("change", () => this._describe());
   }
 
@@ -38,12 +32,12 @@ export class Endpoints {
   async load() {
     clearTimeout(this._timer);
     try {
-      this._show(await this._api.models());
+      this._show((await this._api.get("v1/models")).data);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this._facts.replaceChildren(problem(error));
-      if (error.status === 401) return this._unauthorized();
-      this._scheduleLoad();
+      if (error.status === 401) return this._acts.unauthorized();
+      this._loadLater();
     }
   }
 
@@ -52,17 +46,17 @@ export class Endpoints {
     this._models = models;
     this._picker.replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === chosen)));
     this._describe();
-    if (!models.every(({ ready = true }) => ready)) this._scheduleLoad();
+    if (!models.every(({ ready = true }) => ready)) this._loadLater();
   }
 
   _describe() {
     this._facts.textContent = this.chosen ? described(this.chosen) : "There is no endpoint.";
     if (this.chosen?.id === this._described) return;
     this._described = this.chosen?.id;
-    this.changed();
+    this._acts.changed();
   }
 
-  _scheduleLoad() {
+  _loadLater() {
     this._timer = setTimeout(() => this.load(), RETRY_MS);
   }
 }

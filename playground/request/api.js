@@ -1,7 +1,5 @@
 /** The server's HTTP interface, for the page. Every failure is an ApiError. */
 
-import { events } from "./sse.js";
-
 export const PATHS = { chat: "v1/chat/completions", completion: "v1/completions" };
 
 const NO_EVENT = "0"; // asks for ids of events, after which a repeated request goes on
@@ -35,26 +33,13 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  /** @param {() => string} key returns the API key; "": none */
   constructor(key) {
     this._key = key;
   }
 
-  /** The endpoints, as GET /v1/models has them. */
-  async models() {
-    const response = await this._fetch("v1/models", {});
-    return (await response.json()).data;
-  }
-
-  /** The prompt templates, as GET /v1/templates has them. */
-  async templates() {
-    const response = await this._fetch("v1/templates", {});
-    return (await response.json()).data;
-  }
-
-  /** Requests, totals and replicas, as GET /v1/status has them. */
-  async status() {
-    return (await this._fetch("v1/status", {})).json();
+  /** The JSON document at a path. */
+  async get(path) {
+    return (await this._fetch(path, {})).json();
   }
 
   /**
@@ -118,4 +103,32 @@ export class Api {
 function errorOf(document, status, otherwise, retryAfterS = null) {
   const { message = otherwise, param = null } = document.error ?? {};
   return new ApiError(message, { status, param, retryAfterS, passing: TRY_AGAIN.includes(status) });
+}
+
+/** Yields server-sent events. Without a name, an event is a "message". */
+async function* events(stream) {
+  let rest = "";
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      yield* blocks.map(parsed);
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // already closed by an abort
+  }
+}
+
+function parsed(block) {
+  const event = { name: "message", data: "", id: null };
+  for (const line of block.split(/\r?\n/)) {
+    const [, field, value] = /^(\w*): ?(.*)$/s.exec(line) ?? [];
+    if (field === "event") event.name = value;
+    if (field === "id") event.id = value;
+    if (field === "data") event.data += event.data ? `\n${value}` : value;
+  }
+  return event;
 }
