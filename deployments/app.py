@@ -6,7 +6,7 @@ transformers, so that the process that builds the application starts fast.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import serve
@@ -16,6 +16,7 @@ from decoding.errors import ConfigError
 from deployments.admission.key_ledger import KeyLedger
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ModelConfig, ScalingConfig
+from deployments.configuration.roles import Role
 from deployments.fields.strict import StrictModel
 from deployments.planning.plan import give_cluster_gpus
 from deployments.replicas.coordinator import CoordinatorIngress
@@ -30,9 +31,6 @@ from deployments.replicas.environment import (
 )
 from deployments.replicas.model_replica import ModelReplica
 from deployments.scaling.controller import autoscaling_config
-
-if TYPE_CHECKING:
-    from actors.replica.roles import Role
 
 _STOP_S = 5.0  # for a coordinator without requests to end
 
@@ -100,7 +98,7 @@ def _light_deployment(name: str, **options: Any) -> Callable[[Callable[..., Any]
     return serve.deployment(name=name, ray_actor_options=actor, **(_options() | options))
 
 
-def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: bool) -> serve.Application:
+def _model_deployment(name: str, role: Role, config: ServerConfig, autoscale: bool) -> serve.Application:
     model = config.models[name]
     targets = [endpoint.target for endpoint in config.endpoints.values() if endpoint.drafter == name]
     leaders = [endpoint.target for endpoint in config.endpoints.values() if name in endpoint.through_text]

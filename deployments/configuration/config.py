@@ -13,13 +13,12 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig
 from deployments.configuration.paths import ROOT, anchored, check_checkpoint
-from deployments.configuration.roles import misfits, missing_models, parent_of_adapters, roles_in
+from deployments.configuration.roles import Role, misfits, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
 from deployments.configuration.values import Name, check_name
 from deployments.fields.strict import StrictModel, problems_of
 
 if TYPE_CHECKING:
-    from actors.replica.roles import Role
     from engine.heads.proposer import HeadsSpec
 
 _Part = TypeVar("_Part", bound=StrictModel)
@@ -39,7 +38,7 @@ class ServerConfig(StrictModel):
     )
     http: HttpConfig = Field(default_factory=HttpConfig, description="The HTTP interface.")
 
-    def roles(self) -> dict[str, "Role"]:
+    def roles(self) -> dict[str, Role]:
         """Return the role of each model that has replicas of its own, as the endpoints use it."""
         roles = roles_in(self.endpoints.values())
         return {name: role for name, role in roles.items() if self.models[name].colocated_with is None}

@@ -1,15 +1,13 @@
 """The role of each model, which follows from the endpoints that name it, and whether models and endpoints fit."""
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
 from deployments.fields.strict import nearest
 
-if TYPE_CHECKING:
-    from actors.replica.roles import Role
-
+Role = Literal["target", "drafter", "both"]  # as in `actors.replica.roles`, which imports torch
 Models = Mapping[str, ModelConfig]  # by name
 Endpoints = Mapping[str, EndpointConfig]  # by name
 
@@ -27,7 +25,7 @@ REPLICA_KEYS = {  # that a colocated drafter does not have
 }
 
 
-def roles_in(endpoints: Collection[EndpointConfig]) -> dict[str, "Role"]:
+def roles_in(endpoints: Collection[EndpointConfig]) -> dict[str, Role]:
     """Return the role of every model that the endpoints name: a drafter that also answers is both."""
     roles: dict[str, Role] = {model: "target" for endpoint in endpoints for model in endpoint.models}
     roles |= {endpoint.compressor: "target" for endpoint in endpoints if endpoint.compressor is not None}
@@ -80,7 +78,7 @@ def _devices(name: str, model: ModelConfig, models: Models) -> Iterator[str]:
         yield f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU"
 
 
-def _adaptation(name: str, model: ModelConfig, role: "Role") -> str | None:
+def _adaptation(name: str, model: ModelConfig, role: Role) -> str | None:
     """Return why a model can't adapt, unless it is a drafter alone, on one device, with plain weights."""
     if role != "drafter":
         return f"{name!r} answers requests, too, whose text would change; name another drafter"

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
@@ -11,12 +11,10 @@ from pydantic import BaseModel, Field
 from decoding.errors import InvalidRequestError
 from deployments.apis.errors import ErrorBody
 from deployments.configuration.api_keys import ApiKey
+from deployments.configuration.roles import Role
 from deployments.configuration.values import Name
 from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.fields.strict import StrictModel, nearest
-
-if TYPE_CHECKING:
-    from actors.replica.roles import Role
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 503)}
 Share = Callable[[], Awaitable[None]]
@@ -100,7 +98,7 @@ def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share | N
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
 
-def add_scaling_route(api: FastAPI, roles: Mapping[str, "Role"], set_replicas: SetReplicas) -> None:
+def add_scaling_route(api: FastAPI, roles: Mapping[str, Role], set_replicas: SetReplicas) -> None:
     """Add POST /scale. roles: role by model."""
 
     @api.post("/scale", responses=_ERRORS, dependencies=[Depends(admins_only)])

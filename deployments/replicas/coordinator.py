@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from prometheus_client.core import Metric
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,8 +23,6 @@ from deployments.replicas.model_replica import ModelReplica
 from deployments.scaling.controller import placements, set_replicas
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from deployments.endpoints.adapters import AdapterChange
     from deployments.endpoints.service import Service
 
@@ -171,13 +170,13 @@ class CoordinatorIngress:
         api.add_middleware(DisconnectMiddleware)
         return api
 
-    async def metrics(self) -> "tuple[str, list[Metric]]":
+    async def metrics(self) -> tuple[str, list[Metric]]:
         """Return this coordinator's name and its metrics, for the one that was asked for /metrics."""
         from deployments.http.live_metrics import own_metrics
 
         return self._service.metrics.coordinator, own_metrics(self._service)
 
-    async def _ask_others(self) -> "list[list[Metric]]":
+    async def _ask_others(self) -> list[list[Metric]]:
         answers, _ = await answers_of(coordinators().broadcast("metrics"))
         return [families for name, families in answers if name != self._service.metrics.coordinator]
 

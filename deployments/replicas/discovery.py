@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 
 from decoding.errors import UnavailableError
 from deployments.replicas.environment import APP_NAME
 from deployments.replicas.model_replica import ModelReplica, ReplicaAnswer
 
 if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentBroadcastResponse
-
     from actors.wire.messages import ReplicaAddress
     from deployments.endpoints.adapters import RunTimeAdapters
 
@@ -172,7 +170,7 @@ def coordinators() -> DeploymentHandle[Any]:
     return serve.get_deployment_handle(serve.get_replica_context().deployment, APP_NAME)
 
 
-async def answers_of(response: "DeploymentBroadcastResponse") -> tuple[list[Any], bool]:
+async def answers_of(response: DeploymentBroadcastResponse) -> tuple[list[Any], bool]:
     """Return the replicas' answers, and whether all came in time. Those that raised an error are left out."""
     # The public `results_async` loses all answers if one is late.
     results = await asyncio.wait_for(response._fetch_replica_results_async(), _TIMEOUT_S)

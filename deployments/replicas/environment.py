@@ -4,15 +4,13 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.configuration.model import ModelConfig
+from deployments.configuration.roles import Role
 from engine.loading.host import compute_environment
-
-if TYPE_CHECKING:
-    from actors.replica.roles import Role
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
@@ -22,7 +20,7 @@ STANDBY_ROUTER = f"{__name__}:StandbyRouter"
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
 
 
-def deployment_name(model: str, role: "Role") -> str:
+def deployment_name(model: str, role: Role) -> str:
     """Return the name of a model's deployment in Serve."""
     return f"{role.capitalize()}-{model}"
 

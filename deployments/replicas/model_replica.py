@@ -13,10 +13,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.loops.thread import return_idle_memory
 from deployments.configuration.model import ModelConfig
+from deployments.configuration.roles import Role
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
 
 if TYPE_CHECKING:
-    from actors.replica.roles import Role
     from actors.wire.messages import ReplicaAddress, Report
     from deployments.endpoints.adapters import AdapterChange
     from engine.heads.proposer import HeadsSpec
@@ -51,7 +51,7 @@ class ModelReplica:
     def __init__(
         self,
         name: str,
-        role: "Role",
+        role: Role,
         config: ModelConfig,
         targets: dict[str, ModelConfig],
         colocated_drafter: dict[str, ModelConfig],

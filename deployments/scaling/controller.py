@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from decoding.errors import UnavailableError
 from deployments.configuration.model import ScalingConfig
+from deployments.configuration.roles import Role
 from deployments.scaling.policy import ScalingRules
 
 if TYPE_CHECKING:  # Ray takes a second to import, and the server's status has to know `Placement` only
     from ray.serve.config import AutoscalingConfig
     from ray.serve.schema import ServeApplicationSchema
-
-    from actors.replica.roles import Role
 
 _STATUS_TIMEOUT_S = 2.0  # while Ray's head is away, the server's status must not wait for it
 _ANSWER_TIMEOUT_S = 10.0  # without it, the call waits until Ray's head is back
@@ -71,7 +70,7 @@ def _reason(details: Mapping[str, Any]) -> str:
 
 
 def autoscaling_config(
-    scaling: ScalingConfig, role: "Role", targets: Sequence[str], replicas: int
+    scaling: ScalingConfig, role: Role, targets: Sequence[str], replicas: int
 ) -> "AutoscalingConfig":
     """Return Serve's options for scaling with `deployments.scaling.policy.scale`. A model in both roles is a target.
 
