@@ -33,6 +33,15 @@ from deployments.replicas.model_replica import ModelReplica
 from deployments.scaling.controller import autoscaling_config
 
 _STOP_S = 5.0  # for a coordinator without requests to end
+_OPTIONS: dict[str, Any] = {  # of all deployments
+    "max_ongoing_requests": 10_000,  # out of reach: our own limits apply
+    "health_check_period_s": 2,
+    "health_check_timeout_s": 10,
+    "max_constructor_retry_count": 2,  # failures at start are nearly always the configuration's
+    "graceful_shutdown_wait_loop_s": 1,
+    "graceful_shutdown_timeout_s": 30,
+    "logging_config": LoggingConfig(enable_access_log=False),
+}
 
 
 class BuildArgs(StrictModel):
@@ -95,7 +104,7 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
 def _light_deployment(name: str, **options: Any) -> Callable[[Callable[..., Any]], serve.Deployment]:
     """Return the decorator of a deployment that computes little."""
     actor: dict[str, Any] = {"num_cpus": 0, "runtime_env": runtime_env(threads=1)}
-    return serve.deployment(name=name, ray_actor_options=actor, **(_options() | options))
+    return serve.deployment(name=name, ray_actor_options=actor, **(_OPTIONS | options))
 
 
 def _model_deployment(name: str, role: Role, config: ServerConfig, autoscale: bool) -> serve.Application:
@@ -114,7 +123,7 @@ def _model_deployment(name: str, role: Role, config: ServerConfig, autoscale: bo
         ray_actor_options=actor_options(model),
         **replicas,
         **_bundles(model),
-        **_options(),
+        **_OPTIONS,
     )
     return deploy(ModelReplica).bind(
         name,
@@ -143,16 +152,3 @@ def _scaling(name: str, config: ServerConfig) -> ScalingConfig | None:
     if model.scaling is None and any(config.models[drafter].scaling for drafter in drafters if drafter is not None):
         return ScalingConfig(min=model.replicas, max=model.replicas)
     return model.scaling
-
-
-def _options() -> dict[str, Any]:
-    """Return the options that all deployments share. Our own limits apply, so Serve's must be out of reach."""
-    return {
-        "max_ongoing_requests": 10_000,
-        "health_check_period_s": 2,
-        "health_check_timeout_s": 10,
-        "max_constructor_retry_count": 2,  # failures at start are nearly always the configuration's
-        "graceful_shutdown_wait_loop_s": 1,
-        "graceful_shutdown_timeout_s": 30,
-        "logging_config": LoggingConfig(enable_access_log=False),
-    }

@@ -109,7 +109,14 @@ class SharedLimits:
     @asynccontextmanager
     async def reserve(self, key: ApiKey, new: Use) -> AsyncIterator[None]:
         """Ask the ledger for new requests, which begin within the block. Raises OverloadedError if it refuses them."""
-        await self._ask(key, new)
+        if self._is_apart:
+            self._begun[key.name] += new
+        else:
+            future: asyncio.Future[Reached | None] = asyncio.get_running_loop().create_future()
+            self._asks.append((Ask(key.name, new), future))
+            self._wake.set()
+            if (refusal := await future) is not None:
+                raise refusal.error()
         self._granted[key.name] += new
         try:
             yield
@@ -157,14 +164,3 @@ class SharedLimits:
                 future.set_result(refusal)
             elif refusal is None and not self._is_apart:  # nobody waits any more
                 self._begun[ask.key] += -ask.new
-
-    async def _ask(self, key: ApiKey, new: Use) -> None:
-        if self._is_apart:
-            self._begun[key.name] += new
-            return
-        future: asyncio.Future[Reached | None] = asyncio.get_running_loop().create_future()
-        self._asks.append((Ask(key.name, new), future))
-        self._wake.set()
-        refusal = await future
-        if refusal is not None:
-            raise refusal.error()

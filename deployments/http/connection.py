@@ -34,6 +34,7 @@ def _configured_head_timeout_s(default_s: float = 10.0) -> float:
 
 HEAD_TIMEOUT_S = _configured_head_timeout_s()
 MOST_HEAD_BYTES = 2**16  # of its fields, and of its target
+_TOO_LARGE = f"The request's head is larger than {MOST_HEAD_BYTES} bytes."
 _BODY_BYTES_PER_S = 2**10  # the slowest body; it gets as long as a head besides
 _FRAMING = 8  # most received bytes for each byte of a chunked body, besides `MOST_HEAD_BYTES` for trailers
 _LATE_S = 0.5  # a timer that is later shows that the event loop, and so the reading, was held up
@@ -91,7 +92,7 @@ class BoundedConnection(HttpToolsProtocol):
         if before == (self._heads, self._in_head):
             self._unfinished_bytes += len(data)
         if self._unfinished_bytes > MOST_HEAD_BYTES + (0 if self._in_head else _FRAMING * self._body_bytes):
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _too_large())
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
         else:
             self._watch()
 
@@ -150,7 +151,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _wrong_head(self) -> tuple[HTTPStatus, str] | None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MOST_HEAD_BYTES:
-            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _too_large()
+            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):  # RFC 9112, section 3.2
             return HTTPStatus.BAD_REQUEST, f"A request needs one Host header; this one has {hosts}."
@@ -244,10 +245,6 @@ def seconds_unread(receive: object) -> float:
     except OSError:  # it has closed, or is no TCP connection
         return 0.0
     return float(_LAST_DATA_MS.unpack(info)[0] / 1000) if len(info) == _LAST_DATA_MS.size else 0.0
-
-
-def _too_large() -> str:
-    return f"The request's head is larger than {MOST_HEAD_BYTES} bytes."
 
 
 def _unchunked(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
