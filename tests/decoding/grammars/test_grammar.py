@@ -79,13 +79,13 @@ def chain(link: Callable[[str], dict[str, Any]]) -> str:
     ],
 )
 def test_what_cannot_be_compiled_is_refused(kind: StructureKind, definition: str, reason: str) -> None:
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     with pytest.raises(InvalidRequestError, match=f"^structured_outputs.{kind}: ") as caught:
         Grammar(Structure(kind=kind, definition=definition), tokenizer())
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.field == f"structured_outputs.{kind}"
-    assert time.perf_counter() - began_s < 10
+    assert time.process_time() - began_s < 10
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_what_cannot_be_compiled_is_refused(kind: StructureKind, definition: str
 )
 def test_large_ones_compile_in_seconds(kind: StructureKind, definition: str) -> None:
     assert MAX_DEFINITION[kind] / 2 < len(definition) <= MAX_DEFINITION[kind] or len(definition) < 50
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     Grammar(Structure(kind=kind, definition=definition), tokenizer())
-    assert time.perf_counter() - began_s < 10
+    assert time.process_time() - began_s < 10
 
 
 class _Panic(BaseException):
