@@ -1,7 +1,7 @@
 """Bounds of a request: answers, lengths, reported tokens, tokens left to choose, structures that can be followed."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -132,10 +132,7 @@ class StructureChecker:
     """Checker of one endpoint. Its compiler takes up to a second to build, so it is built on first use."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: tuple[int, ...]) -> None:
-        def compiler() -> GrammarCompiler:
-            return GrammarCompiler(structure_tokenizer(tokenizer, eos_token_ids))
-
-        self._compiler: Callable[[], GrammarCompiler] = cache(compiler)
+        self._compiler = cache(lambda: GrammarCompiler(structure_tokenizer(tokenizer, eos_token_ids)))
 
     async def check(self, structure: Structure, *, field: str) -> None:
         """Raise InvalidRequestError, naming the field, if the structure is invalid or the model can't follow it."""

@@ -4,7 +4,6 @@ System and tool messages stay, and so does the question that the last user messa
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -29,26 +28,6 @@ class InThread(Protocol):
     """Works in a thread."""
 
     async def __call__(self, work: Callable[[], _Result]) -> _Result: ...
-
-
-@dataclass(slots=True)
-class _Text:
-    """A text of a prompt, in stretches."""
-
-    stretches: list[Stretch]
-
-    @property
-    def free(self) -> list[str]:
-        return [stretch.text for stretch in self.stretches if not stretch.protected]
-
-    @property
-    def protected(self) -> str:
-        return "".join(stretch.text for stretch in self.stretches if stretch.protected)
-
-    def shortened(self, texts: Sequence[str]) -> str:
-        """Return the text with others in place of those that may be shortened."""
-        others = iter(texts)
-        return "".join(stretch.text if stretch.protected else next(others) for stretch in self.stretches)
 
 
 class PromptShortener:
@@ -182,14 +161,14 @@ class PromptShortener:
         return [*parts, Stretch(text[end:], True)]
 
     async def _shorten_text(self, text: str, question: str) -> str:
-        (shortened,) = await self._shorten([_Text(self._stretches(text, question))], question, 0)
+        (shortened,) = await self._shorten([self._stretches(text, question)], question, 0)
         return shortened
 
     async def _shorten_messages(self, messages: Sequence[Message]) -> list[Message]:
         asking, kept = self._asking(messages)
         question = kept if self._options.question is None else self._options.question
         free = [index for index, message in enumerate(messages) if _may_shorten(message)]
-        texts = [_Text(self._stretches(messages[i].text, kept if i == asking else None)) for i in free]
+        texts = [self._stretches(messages[i].text, kept if i == asking else None) for i in free]
         others = "".join(message.text for index, message in enumerate(messages) if index not in free)
         shortened = await self._shorten(texts, question, _count(self._compressor.tokenizer, [others]))
         result = list(messages)
@@ -197,24 +176,25 @@ class PromptShortener:
             result[index] = messages[index].model_copy(update={"content": [TextPart(type="text", text=text)]})
         return result
 
-    async def _shorten(self, texts: Sequence[_Text], question: str, protected: int) -> list[str]:
+    async def _shorten(self, texts: Sequence[Sequence[Stretch]], question: str, protected: int) -> list[str]:
         """Return the texts with what may be shortened shortened. protected: tokens of other texts, which stay."""
         compression = await self._in_thread(partial(self._begin, texts, question, protected))
         requests = self._requests(compression.passes, max_tokens=1, prompt_logprobs=0)
         answers = await self._answer(requests) if requests else []
         logprobs = [[token.logprob for delta in deltas for token in delta.prompt_logprobs or ()] for deltas in answers]
         shortened = iter(await self._in_thread(partial(compression.result, logprobs)))
-        return [text.shortened([next(shortened) for _ in text.free]) for text in texts]
+        return ["".join(each.text if each.protected else next(shortened) for each in text) for text in texts]
 
-    def _begin(self, texts: Sequence[_Text], question: str, protected: int) -> Compression:
+    def _begin(self, texts: Sequence[Sequence[Stretch]], question: str, protected: int) -> Compression:
         budget = self._options.target_tokens
         if budget is not None:
-            protected += _count(self._compressor.tokenizer, ["".join(text.protected for text in texts)])
+            fixed = "".join(each.text for text in texts for each in text if each.protected)
+            protected += _count(self._compressor.tokenizer, [fixed])
             if budget <= protected:
                 reason = f"should be above {protected}, the tokens that may not be shortened, not {budget}"
                 raise InvalidRequestError(f"target_tokens: {reason}.", field="prompt_compression.target_tokens")
             budget -= protected
-        free = [free for text in texts for free in text.free]
+        free = [each.text for text in texts for each in text if not each.protected]
         return self._compressor.begin(free, self._compression_options(question, budget))
 
     def _compression_options(self, question: str, budget: int | None) -> CompressionOptions:
