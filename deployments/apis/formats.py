@@ -1,7 +1,6 @@
-"""How models write reasoning and tool calls, by their chat templates, and response templates for transformers' parser.
+"""How models write reasoning and tool calls: by their chat templates, or response templates for transformers' parser.
 
-A tokenizer may declare its own (`response_template` in tokenizer_config.json). For models that were published before
-there were any, formats.yaml has some.
+A tokenizer may declare its own in tokenizer_config.json; formats.yaml has some for models that are older than these.
 """
 
 from functools import cache
@@ -27,11 +26,7 @@ _SIGNS: dict[str, ToolFormat] = {
 
 
 def response_template(tokenizer: PreTrainedTokenizerBase) -> ResponseTemplate | None:
-    """Template that the tokenizer declares, or the one for its chat template; None: neither.
-
-    Raises:
-        ConfigError: the declared one is invalid.
-    """
+    """Template that the tokenizer declares, or the one for its chat template, or None; ConfigError if it is invalid."""
     declared = getattr(tokenizer, "response_template", None)
     if declared is not None:
         try:

@@ -171,11 +171,7 @@ class ToolCallParser(AnswerParser):
             self._discard()
 
     def _call(self) -> _Wait:
-        """Read an object with a name and perhaps arguments.
-
-        Raises:
-            _NoCallError: it is something else; nothing was emitted.
-        """
+        """Read an object with a name and perhaps arguments; raise _NoCallError before anything else was emitted."""
         yield from self._expect("{")
         name, arguments = "", "{}"
         while True:

@@ -71,13 +71,11 @@ class RunTimeAdapters(AdapterRegistry):
     async def load(self, name: str, path: str, *, parent: str | None, replace: bool = False) -> None:
         """Let requests ask for an adapter, once a replica has answered with it.
 
+        Raises InvalidRequestError if the name is taken, there is no room, or the adapter can't be loaded.
+
         Args:
             parent: the endpoint that it belongs to; None: the only one whose target takes more adapters.
             replace: whether an adapter of this name may be there already.
-
-        Raises:
-            InvalidRequestError: the name is taken, there is no room, or the adapter can't be loaded.
-            UnavailableError: the target is not up.
         """
         async with self._changing:
             base = self._parent(parent)

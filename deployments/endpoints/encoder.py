@@ -50,11 +50,7 @@ class Encoder:
         return self.text(self.render(conversation), "messages", add_special_tokens=False)
 
     def render(self, conversation: Conversation) -> str:
-        """Text of a conversation, by the chat template.
-
-        Raises:
-            InvalidRequestError: there is no template, it has no place for tools, or it refuses the messages.
-        """
+        """Text of a conversation by the chat template; raises InvalidRequestError if that has no place for it."""
         if not self.tokenizer.chat_template:
             raise InvalidRequestError(f"messages: the model {self._model!r} has no chat template.", field="messages")
         reserved = sorted(conversation.variables.keys() & _TEMPLATE_OPTIONS)
@@ -84,14 +80,10 @@ class Encoder:
             raise InvalidRequestError(reason, field="messages") from error
 
     def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text.
-
-        Raises:
-            InvalidRequestError: it is far too long, or no valid Unicode, as a chat template can make it of a call.
-        """
+        """Token ids of a text; raises InvalidRequestError if it is far too long or no valid Unicode."""
         self._check_length(text, field)
         try:
-            text.encode()
+            text.encode()  # a chat template can make lone surrogates of a call's arguments
         except UnicodeEncodeError as error:
             reason = f"{field}: should be valid Unicode, without lone surrogates."
             raise InvalidRequestError(reason, field=field) from error

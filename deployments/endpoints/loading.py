@@ -87,9 +87,7 @@ def _check_members(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
     """Load the tokenizers and defaults of every endpoint, by name, the adapters of their targets among them.
 
-    Raises:
-        ConfigError: a tokenizer, a stopping criterion or an adapter can't be loaded, a drafter can't draft for its
-            target, or a member can't join its leader.
+    Raises ConfigError if a file can't be loaded, or models that work together have tokens that don't fit.
     """
     served = {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
     adapters = [served[name].with_adapter(adapter) for name in config.endpoints for adapter in _adapters(name, config)]

@@ -186,8 +186,7 @@ def most_values(max_body_bytes: int) -> int:
 def read_json(body: bytes, model: type[Model], *, max_values: int) -> tuple[Model, list[str]]:
     """Parse and validate a body. Returns it and the names of fields that were ignored; none if it says `strict: true`.
 
-    Raises:
-        InvalidRequestError: not JSON, too many values, or a field is wrong; names the field.
+    Raises InvalidRequestError for what is not JSON or has too many values, and for a wrong field, which it names.
     """
     if have_more_values([body], max_values):
         raise InvalidRequestError(f"The body: has more than {max_values} values (numbers, texts, lists, objects).")

@@ -92,9 +92,7 @@ class Deliberation:
     async def events(self) -> AsyncGenerator[Progress | Outcome, None]:
         """Yield progress, then the outcome. Closing the iterator cancels what runs.
 
-        Raises:
-            ConsortError: a member failed and the policy is to fail, too few members are left, the request is wrong or
-                its own time limit has passed.
+        Raises ConsortError if too few members are left, or one failed that must not, or the request is at fault.
         """
         ready = self._ready()
         for member in self._members:

@@ -32,11 +32,7 @@ def whole_text(text: str) -> str | None:
 
 
 def by_regex(pattern: str, *, key: str) -> Extract:
-    """Extract the last match of the pattern, or its first group if it has one. key: for errors.
-
-    Raises:
-        ConfigError: RE2 can't compile it, or it is too large.
-    """
+    """Extract the last match of the pattern, or its first group; raises ConfigError, which names the key."""
     options = re2.Options()
     options.max_mem, options.log_errors = _PATTERN_BYTES, False
     if len(pattern) > _MAX_PATTERN:
@@ -174,11 +170,7 @@ class StrategyOptions:
 
 
 def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
-    """Build the options of a configured strategy. key: its configuration key, for errors.
-
-    Raises:
-        ConfigError: the pattern can't be compiled, or the utility can't be loaded.
-    """
+    """Build the options of a configured strategy; raises ConfigError, which names what is below the key."""
     if config.kind == "mbr" and config.utility is None and find_spec("sacrebleu") is None:
         raise ConfigError(f"{key}.utility: chrF needs sacrebleu: pip install 'consort[mbr]'; or name another function")
     extract: Extract = whole_text if config.json_field is None else by_json_field(config.json_field)
