@@ -84,13 +84,10 @@ class CoordinatorIngress:
         self._deployments = {model: deployment_name(model, role) for model, role in self._roles.items()}
         self._asks: dict[str, AddressQuery] = {}  # by model
         self._service = self._start_service(config, on_demand, ledger)
-        name, held_back = self._service.metrics.coordinator, self._service.admission.count_unserved
+        name, stands_by = self._service.metrics.coordinator, lambda: not self._drain.has_served
         for model, handle in handles.items():
-            self._asks[model] = AddressQuery(
-                *(handle, name, partial(held_back, model)),
-                wakes=model in on_demand,
-                stands_by=lambda: not self._drain.has_served,
-            )
+            held_back = partial(self._service.admission.count_unserved, model)
+            self._asks[model] = AddressQuery(handle, name, held_back, wakes=model in on_demand, stands_by=stands_by)
         discovery = Discovery(self._asks, self._service.set_replicas)
         await discovery.poll_all()  # Serve sends requests as soon as this returns
         loads_adapters = [handle for model, handle in handles.items() if config.models[model].adapters_at_run_time]
