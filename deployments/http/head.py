@@ -30,10 +30,14 @@ def is_generating(scope: Scope) -> bool:
 
 
 class BaseUrls:
-    """ASGI middleware that routes /NAME/v1/… as /v1/…, with the endpoint NAME, or None, in the request's state."""
+    """ASGI middleware that routes /NAME/v1/… as /v1/…, with the endpoint, or None, in the request's state.
 
-    def __init__(self, app: ASGIApp, *, names: Mapping[str, str]) -> None:
-        self._app, self._names = app, names
+    NAME is that of an endpoint, or else a kind, for the first endpoint of that kind. kinds: by endpoint.
+    """
+
+    def __init__(self, app: ASGIApp, *, kinds: Mapping[str, str]) -> None:
+        firsts = {kind: name for name, kind in reversed(list(kinds.items()))}
+        self._app, self._names = app, firsts | {name: name for name in kinds}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -44,12 +48,6 @@ class BaseUrls:
             if name is not None:
                 scope = {**scope, "path": path[start:], "raw_path": path[start:].encode()}
         await self._app(scope, receive, send)
-
-
-def base_url_names(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Endpoint by the names that may precede /v1: its own, else a kind, for the kind's first. kinds: by endpoint."""
-    firsts = {kind: name for name, kind in reversed(list(kinds.items()))}
-    return firsts | {name: name for name in kinds}
 
 
 def resolve_model(model: str, request: Request) -> str:

@@ -37,7 +37,7 @@ from deployments.http.admin_routes import Share, add_adapter_routes
 from deployments.http.announcer import Announcer, AnnouncerMiddleware
 from deployments.http.answering import answer
 from deployments.http.bodies import EarlyRefusal, SmallBodyRoute, large_body_route
-from deployments.http.head import GENERATING, BaseUrls, base_url_names, resolve_model
+from deployments.http.head import GENERATING, BaseUrls, resolve_model
 from deployments.http.middleware import Drain, DrainMiddleware, Gate, HostCheck, OutcomeMiddleware, cors_options
 from deployments.http.page import add_page
 from deployments.http.status import AskOthers, AskPlacements, add_status_routes
@@ -97,7 +97,7 @@ def make_api(
         api.add_middleware(TracingMiddleware, tracer=service.tracer, paths=GENERATING)
     api.add_middleware(DrainMiddleware, drain=surroundings.drain)
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
-    api.add_middleware(BaseUrls, names=base_url_names(kinds))
+    api.add_middleware(BaseUrls, kinds=kinds)
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
     api.add_middleware(OutcomeMiddleware, record=service.metrics.record_outcome, endpoints=service.endpoints)
     api.add_middleware(CORSMiddleware, **cors_options(cors_origins))

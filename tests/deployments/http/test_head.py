@@ -5,13 +5,12 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from deployments.apis.errors import install_error_handlers
-from deployments.http.head import BaseUrls, base_url_names, resolve_model
+from deployments.http.head import BaseUrls, resolve_model
 
 
-@pytest.fixture
-def client() -> TestClient:
+def serving(kinds: dict[str, str]) -> TestClient:
     api = FastAPI()
-    api.add_middleware(BaseUrls, names=base_url_names({"a": "speculative", "org/b": "ensemble", "c": "ensemble"}))
+    api.add_middleware(BaseUrls, kinds=kinds)
     install_error_handlers(api)
 
     @api.get("/v1/which")
@@ -19,6 +18,11 @@ def client() -> TestClient:
         return resolve_model(model, request)
 
     return TestClient(api)
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return serving({"a": "speculative", "org/b": "ensemble", "c": "ensemble"})
 
 
 @pytest.mark.parametrize(
@@ -55,4 +59,5 @@ def test_what_has_no_endpoint_is_refused(client: TestClient, path: str, status: 
 
 
 def test_an_endpoint_that_is_called_like_a_kind_has_the_url() -> None:
-    assert base_url_names({"x": "ensemble", "ensemble": "plain"})["ensemble"] == "ensemble"
+    client = serving({"x": "ensemble", "ensemble": "plain"})
+    assert client.get("/ensemble/v1/which").json() == "ensemble"
