@@ -102,7 +102,6 @@ def run_comparison(
 
     Args:
         contestants: among them the kinds "hf" and "plain".
-        workload: prompts for all repetitions, and settings.
         models: judge texts and agreement.
         measure: returns step times by group, before every repetition. Other groups are given those of the first group.
         repetitions, prompts, report, until_s: as in `interleave`.

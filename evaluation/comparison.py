@@ -67,9 +67,6 @@ async def compare(
     """Measure every member alone, self-consistency of the first, and the endpoint itself, with the same seeds.
 
     Self-consistency is by the endpoint's votes if it has any, else by minimum Bayes risk. samples: its candidates.
-
-    Raises:
-        ConsortError: a request was refused, or failed.
     """
     models = served.config.models
     limits = Limits(max_requests=_NO_LIMIT, running=dict.fromkeys(models, _RUNNING))

@@ -20,10 +20,8 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.sampler import sample
 from deployments.apis.completions.request import CompletionRequest
-from deployments.configuration.config import ServerConfig
 from deployments.endpoints.loading import load_endpoints
 from engine.heads.proposer import DraftStart, HeadProposer, Reading
-from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_runner, load_with_heads
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -39,16 +37,9 @@ from evaluation.speculation import (
 )
 from evaluation.workload import Report, Workload
 
+Answered = tuple[Request, Sequence[int]]  # a prompt's request, and the target's tokens
 STREAMS = (1, 4, 16)  # batch sizes
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
-
-
-@dataclass(frozen=True, slots=True)
-class TargetAnswer:
-    """The target's answer to a prompt."""
-
-    request: Request
-    tokens: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +100,7 @@ def measure_profile(workload: Workload, report: Report) -> Profile:
     report("tokenizers")
     requests = _requests(workload)
     report("target: loading")
-    spec, heads_spec = _spec(config, settings.target), config.heads_of(settings.target)
+    spec, heads_spec = config.models[settings.target].spec(settings.target), config.heads_of(settings.target)
     if settings.drafter is None:
         assert heads_spec is not None
         target, _, heads = load_with_heads(spec, heads_spec)
@@ -118,7 +109,7 @@ def measure_profile(workload: Workload, report: Report) -> Profile:
         longest = min(heads.length, max(DRAFT_LENGTHS))
         timed = {streams: time_heads(heads, target, streams, longest) for streams in STREAMS}
         report("heads: comparing them with the answers")
-        accepted = _long_enough([_accepted_of_heads(heads, target, answer) for answer in answers])
+        accepted = _long_enough([_accepted_of_heads(heads, target, *answered) for answered in answers])
         return Profile(
             path,
             heads_spec.path,
@@ -135,28 +126,33 @@ def measure_profile(workload: Workload, report: Report) -> Profile:
     times, answers = _measure_target(target, requests, report)
     del target  # its memory is the drafter's now
     report("drafter: loading")
-    drafter = load_runner(_spec(config, settings.drafter))
+    drafter = load_runner(config.models[settings.drafter].spec(settings.drafter))
     report("drafter: timing its steps")
     draft_times = time_steps(drafter, [(streams, 1) for streams in STREAMS], requests[0].params)
     report("drafter: comparing it with the answers")
-    accepted = _long_enough([accepted_lengths(_agreement(drafter, answer)) for answer in answers])
-    by_streams = {streams: seconds for (streams, _), seconds in draft_times.seconds.items()}
-    spread = max(times.spread, draft_times.spread)
-    drafter_path = config.models[settings.drafter].path
-    calls = dict.fromkeys(STREAMS, 0.0)
-    return Profile(path, drafter_path, "drafter", temperature, times.seconds, by_streams, calls, accepted, spread)
+    return Profile(
+        path,
+        config.models[settings.drafter].path,
+        "drafter",
+        temperature,
+        times.seconds,
+        {streams: seconds for (streams, _), seconds in draft_times.seconds.items()},
+        dict.fromkeys(STREAMS, 0.0),
+        _long_enough([accepted_lengths(_agreement(drafter, *answered)) for answered in answers]),
+        max(times.spread, draft_times.spread),
+    )
 
 
 def _measure_target(
     target: Runner, requests: Sequence[Request], report: Report
-) -> tuple[MeasuredSteps, list[TargetAnswer]]:
+) -> tuple[MeasuredSteps, list[Answered]]:
     """Time the target's steps, and let it answer."""
     report("target: timing its steps")
     steps = [(streams, 1 + draft_length) for streams in STREAMS for draft_length in (0, *DRAFT_LENGTHS)]
     times = time_steps(target, steps, requests[0].params)
     report("target: answering the prompts")
-    groups = [requests[start:][: STREAMS[-1]] for start in range(0, len(requests), STREAMS[-1])]
-    return times, [answer for group in groups for answer in _answer(target, group)]
+    groups = (requests[start : start + STREAMS[-1]] for start in range(0, len(requests), STREAMS[-1]))
+    return times, [answered for group in groups for answered in _answer(target, group)]
 
 
 def _long_enough(accepted: list[Tensor]) -> list[Tensor]:
@@ -169,11 +165,10 @@ def _requests(workload: Workload) -> list[Request]:
     """Return requests as the server makes them."""
     served = load_endpoints(workload.config)[workload.endpoint]
     if served.through_text:
-        others = ", ".join(served.through_text)
-        reason = (
-            f"{others} has another tokenizer, and only equal tokens can be compared; `consort report` can measure it"
+        raise ConfigError(
+            f"endpoints.{served.name}: {', '.join(served.through_text)} has another tokenizer, and only equal tokens "
+            "can be compared; `consort report` can measure it"
         )
-        raise ConfigError(f"endpoints.{served.name}: {reason}")
     bodies = [
         CompletionRequest(
             model=served.name, prompt=[prompt], max_tokens=workload.new_tokens, temperature=workload.temperature
@@ -183,11 +178,7 @@ def _requests(workload: Workload) -> list[Request]:
     return [request for seed, body in enumerate(bodies) for request in served.prepare(body, seed=seed)]
 
 
-def _spec(config: ServerConfig, name: str) -> ModelSpec:
-    return config.models[name].spec(name)
-
-
-def _answer(runner: Runner, requests: Sequence[Request]) -> list[TargetAnswer]:
+def _answer(runner: Runner, requests: Sequence[Request]) -> list[Answered]:
     """Answer at most as many requests as there are slots, in one batch, each up to EOS or its length."""
     texts = [list(request.prompt) for request in requests]
     histories = [History(request.params, text, len(text)) for request, text in zip(requests, texts, strict=True)]
@@ -200,42 +191,40 @@ def _answer(runner: Runner, requests: Sequence[Request]) -> list[TargetAnswer]:
         batch = SamplingBatch.build([Position(histories[slot]) for slot in running], logits.shape[-1], logits.device)
         for slot, token in zip(running, sample(logits, batch).tolist(), strict=True):
             texts[slot].append(token)
-        running = [slot for slot in running if not _ended(requests[slot], texts[slot])]
-    return [TargetAnswer(request, text[len(request.prompt) :]) for request, text in zip(requests, texts, strict=True)]
+        running = [
+            slot
+            for slot in running
+            if texts[slot][-1] not in requests[slot].params.eos_token_ids
+            and len(texts[slot]) - len(requests[slot].prompt) < requests[slot].params.max_tokens
+        ]
+    return [(request, text[len(request.prompt) :]) for request, text in zip(requests, texts, strict=True)]
 
 
-def _ended(request: Request, text: Sequence[int]) -> bool:
-    params = request.params
-    return text[-1] in params.eos_token_ids or len(text) - len(request.prompt) >= params.max_tokens
+def _agreement(drafter: Runner, request: Request, answer: Sequence[int]) -> Tensor:
+    """Return for each token of an answer whether the drafter samples the same, [N] bool. It reads the text once."""
+    prompt = request.prompt
+    logits = _read(drafter, 0, [*prompt, *answer[:-1]], len(prompt) - 1)
+    return agreement(logits, History(request.params, list(prompt), len(prompt)), answer)
 
 
-def _agreement(drafter: Runner, answer: TargetAnswer) -> Tensor:
-    """Return `evaluation.speculation.agreement`, [N] bool, from one pass over prompt and answer."""
-    prompt = answer.request.prompt
-    logits = _read(drafter, 0, [*prompt, *answer.tokens[:-1]], len(prompt) - 1)
-    return agreement(logits, History(answer.request.params, list(prompt), len(prompt)), answer.tokens)
-
-
-def _accepted_of_heads(heads: HeadProposer, target: Runner, answer: TargetAnswer) -> Tensor:
+def _accepted_of_heads(heads: HeadProposer, target: Runner, request: Request, answer: Sequence[int]) -> Tensor:
     """Return how many tokens of a draft are the target's, from the answer's second token on, [N − 1] int64.
 
     Heads begin there: they read the target's states after tokens whose next token is known.
     """
-    text, first = [*answer.request.prompt, *answer.tokens], len(answer.request.prompt) + 1
+    text, first = [*request.prompt, *answer], len(request.prompt) + 1
     read, accepted = 0, []
     for start in range(0, len(text) - 1, target.max_query):
         end = min(start + target.max_query, len(text) - 1)
         target.logits([RowInput(0, start, text[start:end])])
         assert target.hidden is not None
-        known = range(max(first, start + 2), end + 2) or [
-            end + 1
-        ]  # lengths of the text, of which one token was not run
-        for length in known:
+        # Lengths of the text, of which one token was not run.
+        for length in range(max(first, start + 2), end + 2) or [end + 1]:
             rows = list(range(read - start, length - 1 - start))
             heads.read([Reading(0, read, text[read + 1 : length], rows, rows[-1])], target.hidden)
             read = length - 1
             if first <= length < len(text):
-                (choices,) = heads.propose([DraftStart(0, length, answer.request.params)], heads.length, RANKS)
+                (choices,) = heads.propose([DraftStart(0, length, request.params)], heads.length, RANKS)
                 pairs = zip([choice.tokens[0] for choice in choices], text[length:], strict=False)
                 accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return torch.tensor(accepted)

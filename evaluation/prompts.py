@@ -16,11 +16,7 @@ MAX_TOKENS = 50  # of each answer
 
 
 def read_prompts(path: Path, count: int | None = None) -> list[str]:
-    """Read the first prompts of a file: a .jsonl file has a "prompt" per line, any other file a text per line.
-
-    Raises:
-        ConfigError: the file can't be read, or has no prompts.
-    """
+    """Read the first prompts of a file: a .jsonl file has a "prompt" per line, any other file a text per line."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()][:count]
         prompts = [json.loads(line)["prompt"] for line in lines] if path.suffix == ".jsonl" else lines

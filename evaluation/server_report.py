@@ -89,13 +89,7 @@ class Reporter:
         self._client, self._max_tokens, self._temperature, self._seed = client, max_tokens, temperature, seed
 
     def run(self, endpoint: str | None, prompts: Sequence[str], lengths: Sequence[int] = DRAFT_LENGTHS) -> Report:
-        """Measure every way of decoding, and every draft length.
-
-        endpoint: None: the first that drafts, or else the first.
-
-        Raises:
-            UnavailableError: the server does not answer, or has no such endpoint.
-        """
+        """Measure every way of decoding, and every draft length. endpoint: None: the first, that drafts if one does."""
         cards = self._client.document("/v1/models")["data"]
         card = _main_card(cards, endpoint)
         drafts = bool(card["proposers"])

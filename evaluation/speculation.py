@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 
 import torch
 from torch import Tensor
@@ -51,14 +51,11 @@ class SpeculationLimits:
 
 
 def agreement(drafter_logits: Tensor, history: History, answer: Sequence[int]) -> Tensor:
-    """Return for each token of the target's answer whether the drafter samples the same, [N] bool.
+    """Return for each token of the target's answer, [N], whether the drafter samples the same, [N] bool.
 
     An accepted draft equals the answer, so one pass over the answer covers every draft that would be accepted.
 
-    Args:
-        drafter_logits: [N, V], after the text before each token of the answer.
-        history: the text before the answer, and the sampling parameters.
-        answer: [N] the target's tokens.
+    drafter_logits: [N, V], after the text before each token of the answer. history: the text before the answer.
     """
     positions = [Position(history, answer[:i]) for i in range(len(answer))]
     drafted = sample(drafter_logits, SamplingBatch.build(positions, drafter_logits.shape[-1], drafter_logits.device))
@@ -80,9 +77,7 @@ def accepted_lengths(agrees: Tensor) -> Tensor:
 def tokens_per_step(accepted: Sequence[Tensor], draft_length: int) -> float:
     """Return E, the mean of accepted + 1 if each target step verifies `draft_length` draft tokens.
 
-    Args:
-        accepted: for each answer [N] as `accepted_lengths` returns it.
-        draft_length: γ, shorter than the longest answer.
+    accepted: of each answer, as `accepted_lengths` returns it. draft_length: γ, shorter than the longest answer.
     """
     tokens = steps = 0
     for answer in accepted:
@@ -116,7 +111,8 @@ def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) ->
         if done >= _MIN_ROUNDS and time.perf_counter() - began_s > _TIMING_S:
             break
     rounds = {step: seconds[1:] for step, seconds in times.items()}  # the first round warms up
-    spread = median(_spread(seconds) for seconds in rounds.values())
+    quartiles = [quantiles(seconds, n=4) for seconds in rounds.values()]
+    spread = median((upper - lower) / middle for lower, middle, upper in quartiles)
     return MeasuredSteps(never_falling({step: median(seconds) for step, seconds in rounds.items()}), spread)
 
 
@@ -153,23 +149,14 @@ def never_falling(times: Mapping[Step, float]) -> dict[Step, float]:
     """
     fitted: dict[Step, float] = {}
     for streams in {streams for streams, _ in times}:
-        pools: list[list[Step]] = []
-        for step in sorted(step for step in times if step[0] == streams):
-            pools.append([step])
-            while len(pools) > 1 and _mean(times, pools[-2]) > _mean(times, pools[-1]):
+        steps = sorted(step for step in times if step[0] == streams)
+        pools: list[list[float]] = []
+        for step in steps:
+            pools.append([times[step]])
+            while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
                 pools[-2:] = [pools[-2] + pools[-1]]
-        fitted |= {step: _mean(times, pool) for pool in pools for step in pool}
+        fitted |= zip(steps, (fmean(pool) for pool in pools for _ in pool), strict=True)
     return {step: fitted[step] for step in times}
-
-
-def _mean(times: Mapping[Step, float], pool: Sequence[Step]) -> float:
-    return sum(times[step] for step in pool) / len(pool)
-
-
-def _spread(seconds: Sequence[float]) -> float:
-    """Return the distance between the quartiles, relative to the median."""
-    lower, middle, upper = quantiles(seconds, n=4)
-    return (upper - lower) / middle
 
 
 def _time_step(runner: Runner, streams: int, width: int, params: SamplingParams) -> float:

@@ -29,11 +29,7 @@ class Workload:
 def pair_config(
     target: str, drafter: str, *, target_options: Mapping[str, Any], drafter_options: Mapping[str, Any]
 ) -> tuple[ServerConfig, str]:
-    """Return a configuration of two models, and its endpoint. Options are keys of `models.NAME`; None for the default.
-
-    Raises:
-        ConfigError: an option is wrong, or there is no such folder.
-    """
+    """Return a configuration of two models, and its endpoint. Options are keys of `models.NAME`; None: the default."""
     models = {
         name: {"path": path, **_model_options(options)}
         for name, path, options in (("target", target, target_options), ("drafter", drafter, drafter_options))
@@ -43,13 +39,7 @@ def pair_config(
 
 
 def drafting_endpoint(path: Path, endpoint: str | None) -> tuple[ServerConfig, str]:
-    """Return a configuration, with slots for a measurement, and its endpoint of one model that drafts.
-
-    endpoint: None for the first.
-
-    Raises:
-        ConfigError: the configuration is wrong, or has no such endpoint.
-    """
+    """Return a configuration with slots for a measurement, and its endpoint, or the first, of one model that drafts."""
     return _endpoint(
         path,
         endpoint,

@@ -168,9 +168,6 @@ def load_student(spec: ModelSpec) -> tuple[PreTrainedModel, StudentVocabulary]:
     """Load a model as `load_model` does, but without the translation of ids that serving adds to a trimmed vocabulary.
 
     A trimmed model is loaded in float32, to the CPU.
-
-    Raises:
-        ConfigError: it can't be loaded.
     """
     options: dict[str, Any] = {"revision": spec.revision, "trust_remote_code": spec.trust_remote_code}
     try:

@@ -17,11 +17,7 @@ _NOTHING_BYTES = 1 << 20  # less than this is a full disk
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name, then give it its own: a reader never sees a part of it.
-
-    Raises:
-        ConfigError: the disk is full.
-    """
+    """Write a file whole or not at all. Raises ConfigError if the disk is full."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -38,11 +34,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new folder to fill, which then gets the name `folder` in place of what was there.
-
-    Raises:
-        ConfigError: the disk is full. What was there stays.
-    """
+    """Yield a new folder that replaces `folder` once it is filled. Raises ConfigError if the disk is full."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     remove(unfinished)
     unfinished.mkdir(parents=True)

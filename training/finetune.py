@@ -61,11 +61,7 @@ class Row:
 
 
 def read_examples(file: Path) -> list[Example]:
-    """Return the examples of a JSONL file. Empty lines are skipped.
-
-    Raises:
-        ConfigError: the file can't be read or has no example, or a line is wrong; the message has its number.
-    """
+    """Return the examples of a JSONL file without its empty lines. Raises ConfigError with the number of a bad line."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -166,11 +162,7 @@ def _row(text: str, learned: Sequence[tuple[int, int]], tokenizer: PreTrainedTok
 
 
 def add_lora(model: PreTrainedModel, rank: int, *, seed: int) -> PreTrainedModel:
-    """Return the model with its weights frozen and trainable adapters in all its linear layers but the last.
-
-    Raises:
-        ConfigError: peft is not installed.
-    """
+    """Return the model with its weights frozen and trainable adapters in all its linear layers but the last."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

@@ -44,9 +44,7 @@ def unroll(head: Eagle3Head, features: Tensor, embeddings: Tensor, steps: int) -
     It attends to the true columns up to p and to its own after these. Entries whose token p + 1 + s is beyond T mean
     nothing.
 
-    Args:
-        features: [B, T, k · H] the target's hidden states after each token.
-        embeddings: [B, T, H] of these tokens.
+    features: [B, T, k · H] the target's hidden states after each token. embeddings: [B, T, H] of these tokens.
     """
     layer: Any = head.layers[0]
     attention = layer.self_attn
@@ -147,9 +145,7 @@ def start_head(target: PreTrainedModel, token_ids: Sequence[int], features: Tens
     The layer adds the next token's embedding to the target's last hidden state, by attention of each token to itself.
     The MLP and its norm are those of the target's last layer, and the output layer has rows of the target's.
 
-    Args:
-        token_ids: that it can draft, ascending.
-        features: [N, 3 · H] of some tokens; the last H are the last layer's.
+    token_ids: that it can draft, ascending. features: [N, 3 · H] of some tokens; the last H are the last layer's.
     """
     config = target.config.get_text_config(decoder=True)
     size: int = config.hidden_size

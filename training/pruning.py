@@ -30,9 +30,7 @@ def block_influence(model: PreTrainedModel, batches: Iterable[Tensor]) -> list[f
     """Return how much each decoder layer changes its input: 1 − the mean cosine of its input and output.
 
     Block Influence: ShortGPT (arXiv 2403.03853), section 3.2. The least influential layers are dropped first.
-
-    Args:
-        batches: of token ids, int64, each [B, T], without padding.
+    batches: of token ids, int64, [B, T] each, without padding.
 
     Raises:
         ConfigError: it is not clear which modules are the decoder layers, or there are no tokens.
@@ -70,9 +68,7 @@ def most_influential(influence: Sequence[float], count: int) -> list[int]:
 
 
 def keep_layers(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
-    """Drop the other decoder layers, in place, and return the model.
-
-    kept: indices of layers, ascending.
+    """Drop all decoder layers but those of these ascending indices, in place, and return the model.
 
     Raises:
         ConfigError: an index is wrong, or the configuration can't describe the smaller model.

@@ -166,11 +166,7 @@ def write_texts(writer: ChatWriter, folder: Path, *, tokens: int, streams: int) 
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """Return the shards of a folder, in order.
-
-    Raises:
-        ConfigError: one is missing.
-    """
+    """Return the shards of a folder, in order. Raises ConfigError if one is missing."""
     shards = sorted(folder.glob("[0-9]*.jsonl"))
     for number, shard in enumerate(shards):
         if shard.stem != f"{number:05}":
@@ -232,11 +228,7 @@ class TextOptions:
 
 
 def load_target_tokenizer(target: str) -> PreTrainedTokenizerBase:
-    """Load the target's tokenizer.
-
-    Raises:
-        ConfigError: the target is not there, or has none. The text is a line.
-    """
+    """Load the target's tokenizer. Raises ConfigError, whose text is a line, if there is none."""
     if target.startswith(("/", ".", "~")) and not Path(target).exists():
         raise ConfigError(f"TARGET {target} is not there: give a model's folder, a .gguf file or a Hub id")
     try:
@@ -247,11 +239,7 @@ def load_target_tokenizer(target: str) -> PreTrainedTokenizerBase:
 
 
 def fitted(target: TargetOptions) -> TargetOptions:
-    """Return the options with texts that are no longer than the target's.
-
-    Raises:
-        ConfigError: it has no configuration that can be read.
-    """
+    """Return the options with texts no longer than the target's. Raises ConfigError if it has no configuration."""
     try:
         header = read_header(target.path)
     except (OSError, ValueError, KeyError) as error:

@@ -119,10 +119,8 @@ def interleave(
     All hosts must be paused, and are paused again afterwards.
 
     Args:
-        contestants: all of them.
-        workload: prompts for all repetitions, and settings.
         repetitions: the most.
-        prompts: new ones in each repetition.
+        prompts: new ones in each repetition, of the workload's.
         report: receives a line per repetition.
         before_each: called before each repetition, while all contestants are paused.
         until_s: time on the monotonic clock after which no further repetition begins.

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from click.testing import CliRunner
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from cli.shell import main
 
 TARGET = "models/target"
 WAIT_S = 240
@@ -32,6 +35,16 @@ def write_target(folder: Path) -> None:
         torch.manual_seed(7)
         Qwen2ForCausalLM(config).save_pretrained(folder)
     PreTrainedTokenizerFast.from_pretrained(TARGET).save_pretrained(folder)
+
+
+def failure(*arguments: str) -> str:
+    """Run a command of `consort train` that fails, and return its message, which is one line."""
+    result = CliRunner().invoke(main, ["train", *arguments])
+    assert result.exit_code != 0
+    lines = result.output.strip().splitlines()
+    assert lines[-1].startswith("Error: ")
+    assert not any("Traceback" in line for line in lines)
+    return lines[-1]
 
 
 def run(command: list[str]) -> None:

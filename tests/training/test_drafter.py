@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from transformers import PreTrainedTokenizerFast
 
-from cli.shell import main
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
-from tests.training.commands import TARGET, kill_when, run, write_target
+from tests.training.commands import TARGET, failure, kill_when, run, write_target
 from tests.training.distillation.chats import make_chats, make_model
 from training.distillation.loop import DistillationOptions
 from training.distillation.run import RunOptions
@@ -23,17 +21,8 @@ from training.texts import TargetOptions, TextOptions, fitted
 from training.tiny.model import load
 
 
-def failure(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["train", "drafter", *arguments])
-    assert result.exit_code != 0
-    lines = result.output.strip().splitlines()
-    assert lines[-1].startswith("Error: ")
-    assert not any("Traceback" in line for line in lines)
-    return lines[-1]
-
-
 def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert "/nowhere/model is not there" in failure("/nowhere/model", "--output", str(tmp_path / "drafter"))
+    assert "/nowhere/model is not there" in failure("drafter", "/nowhere/model", "--output", str(tmp_path / "drafter"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -42,13 +31,13 @@ def test_a_target_without_tokenizer_is_named(tmp_path: Path) -> None:
     target.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(Path(TARGET) / name, target)
-    assert "has no tokenizer" in failure(str(target), "--output", str(tmp_path / "drafter"))
+    assert "has no tokenizer" in failure("drafter", str(target), "--output", str(tmp_path / "drafter"))
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 def test_an_output_that_is_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "is there already" in failure(TARGET, "--output", str(tmp_path))
+    assert "is there already" in failure("drafter", TARGET, "--output", str(tmp_path))
 
 
 def test_texts_of_another_target_are_refused(tmp_path: Path) -> None:
@@ -56,16 +45,16 @@ def test_texts_of_another_target_are_refused(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "00000.jsonl").touch()
     arguments = ("--output", str(tmp_path / "drafter"), "--work", str(tmp_path))
-    assert "has texts with target 'models/member', not " in failure(TARGET, *arguments)
+    assert "has texts with target 'models/member', not " in failure("drafter", TARGET, *arguments)
 
 
 def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_written(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Hello.\n" + "word " * 2000, encoding="utf-8")
-    message = failure(TARGET, "--output", str(tmp_path / "drafter"), "--prompts", str(prompts))
+    message = failure("drafter", TARGET, "--output", str(tmp_path / "drafter"), "--prompts", str(prompts))
     assert "--answer-tokens 256: prompt 2 has " in message
     assert "--answer-tokens 2000: a question" in failure(
-        TARGET, "--output", str(tmp_path / "drafter"), "--answer-tokens", "2000"
+        "drafter", TARGET, "--output", str(tmp_path / "drafter"), "--answer-tokens", "2000"
     )
     assert list(tmp_path.iterdir()) == [prompts]
 
@@ -79,7 +68,7 @@ def test_texts_are_no_longer_than_the_targets_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layers", ["two", "1,x"])
 def test_layers_that_are_no_numbers_are_refused(tmp_path: Path, layers: str) -> None:
-    assert "--layers" in failure(TARGET, "--output", str(tmp_path / "drafter"), "--layers", layers)
+    assert "--layers" in failure("drafter", TARGET, "--output", str(tmp_path / "drafter"), "--layers", layers)
 
 
 @pytest.mark.slow

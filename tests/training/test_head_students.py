@@ -18,7 +18,7 @@ from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.heads import STATES, new_eagle3
 from tests.support.models import tiny_model
-from tests.training.distillation.chats import TOKENS, make_chats, make_model
+from tests.training.distillation.chats import TOKENS, KilledError, killing, make_chats, make_model
 from training.distillation.lessons import Lessons, Student, StudentVocabulary
 from training.distillation.loop import DistillationOptions, distil
 from training.distillation.rates import held_out_rates
@@ -67,20 +67,8 @@ RATES = {eagle3_student: 2e-2, medusa_student: 0.4}
 KINDS = pytest.mark.parametrize("new", [eagle3_student, medusa_student])
 
 
-class KilledError(Exception):
-    """A test ends the run here."""
-
-
 def train(student: Student, folder: Path, *, killed_after: int | None = None, **more: Any) -> dict[str, torch.Tensor]:
-    reports = 0
-
-    def report(line: str) -> None:
-        nonlocal reports
-        reports += 1
-        if reports == killed_after:
-            raise KilledError
-
-    distil(student, lessons(), replace(OPTIONS, report_every_s=0.0, **more), folder, report=report)
+    distil(student, lessons(), replace(OPTIONS, report_every_s=0.0, **more), folder, report=killing(killed_after))
     return student.module.state_dict()
 
 

@@ -5,28 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from cli.shell import main
 from engine.heads.proposer import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_with_heads
-from tests.training.commands import TARGET, kill_when, run, write_target
+from tests.training.commands import TARGET, failure, kill_when, run, write_target
 
 OPTIONS = (
     "--tokens 1200 --answer-tokens 24 --streams 8 --vocabulary 64 --epochs 2 --tokens-per-step 1024 --save-every 0 "
     "--threads 1 --device cpu --dtype float32"
 )
-
-
-def failure(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["train", "heads", *arguments])
-    assert result.exit_code != 0
-    lines = result.output.strip().splitlines()
-    assert lines[-1].startswith("Error: ")
-    assert not any("Traceback" in line for line in lines)
-    return lines[-1]
 
 
 def command(target: Path, kind: str, output: Path, *, work: Path) -> list[str]:
@@ -37,21 +26,21 @@ def command(target: Path, kind: str, output: Path, *, work: Path) -> list[str]:
 
 def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "/nowhere/model is not there" in failure(
-        "/nowhere/model", "--kind", "eagle3", "--output", str(tmp_path / "heads")
+        "heads", "/nowhere/model", "--kind", "eagle3", "--output", str(tmp_path / "heads")
     )
 
 
 def test_an_output_that_is_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "is there already" in failure(TARGET, "--kind", "medusa", "--output", str(tmp_path))
+    assert "is there already" in failure("heads", TARGET, "--kind", "medusa", "--output", str(tmp_path))
 
 
 def test_only_a_head_can_be_trained_further(tmp_path: Path) -> None:
     options = ["--output", str(tmp_path / "heads"), "--from", str(tmp_path)]
-    assert "can't load '/nowhere'" in failure(TARGET, "--kind", "eagle3", *options[:3], "/nowhere")
-    assert "only EAGLE-3 heads" in failure(TARGET, "--kind", "medusa", *options)
-    assert "--layers" in failure(TARGET, "--kind", "eagle3", "--layers", "1,2,4", *options)
-    assert "--vocabulary" in failure(TARGET, "--kind", "eagle3", "--vocabulary", "64", *options)
+    assert "can't load '/nowhere'" in failure("heads", TARGET, "--kind", "eagle3", *options[:3], "/nowhere")
+    assert "only EAGLE-3 heads" in failure("heads", TARGET, "--kind", "medusa", *options)
+    assert "--layers" in failure("heads", TARGET, "--kind", "eagle3", "--layers", "1,2,4", *options)
+    assert "--vocabulary" in failure("heads", TARGET, "--kind", "eagle3", "--vocabulary", "64", *options)
 
 
 @pytest.mark.slow

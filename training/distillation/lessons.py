@@ -35,11 +35,7 @@ class StudentVocabulary:
 
     @classmethod
     def of_model(cls, model: PreTrainedModel, folder: str, revision: str | None = None) -> "StudentVocabulary":
-        """Return the vocabulary of a model from a folder, or from the Hub.
-
-        Raises:
-            ConfigError: it is trimmed, and its file of token ids does not fit.
-        """
+        """Return the vocabulary of a model. Raises ConfigError if it is trimmed, and its file of ids does not fit."""
         size = vocabulary_size(model.config)
         if not is_trimmed(model.config):
             return cls(torch.arange(size), size)
@@ -215,7 +211,5 @@ class Student(Protocol):
 
         A start is the index of the answer token, of N, that a draft's first token stands for; step s of it stands for
         the answer token s later. At most `steps` pairs: [n] int64 ascending, and [n, W] over the student's rows.
-
-        Args:
-            module: `self.module`, which may be wrapped.
+        module: `self.module`, which may be wrapped.
         """

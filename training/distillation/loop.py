@@ -141,11 +141,7 @@ class _Trainer:
             self.accelerator.load_state(str(folder / f"step-{max(steps)}"))
 
     def step(self, batch: Batch, share: float) -> "BatchResult | None":
-        """Train on a batch, at the learning rate for that share of the training. None: no draft starts in it.
-
-        Raises:
-            ConfigError: the loss is no number.
-        """
+        """Train on a batch, at the learning rate for that share of the training. None: no draft starts in it."""
         for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * _rate(share)

@@ -174,9 +174,7 @@ def given_text(p: Tensor, q: Tensor, is_drawn: Tensor) -> tuple[Tensor, Tensor]:
     With shared Gumbel noise P(student draws x | teacher drew x) is 1 / Σ_j max(p_j, q_j p_x / q_x). Rejection sampling
     accepts x with min(1, q_x / p_x) where the draft is x, which has the same mean as the sum of min(p, q).
 
-    Args:
-        p, q: [N, K], of the candidates; what is missing to 1 is taken to be of different tokens
-        is_drawn: [N, K] bool, at most one of a row
+    p, q: [N, K], of the candidates; what is missing to 1 is taken to be of different tokens. is_drawn: [N, K] bool.
     """
     tiny = torch.finfo(p.dtype).tiny
     p_drawn, q_drawn = ((each * is_drawn).sum(-1) for each in (p, q))

@@ -1,5 +1,8 @@
 """Chats with made-up candidates, and a tiny model to train on them."""
 
+from collections.abc import Callable
+from itertools import count
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -7,6 +10,21 @@ from training.texts import Chat
 
 TOKENS = 40
 CANDIDATES = 4
+
+
+class KilledError(Exception):
+    """A test ends the run here."""
+
+
+def killing(after: int | None) -> Callable[[str], None]:
+    """Return a function for reports that raises `KilledError` at the given call."""
+    calls = count(1)
+
+    def report(line: str) -> None:
+        if next(calls) == after:
+            raise KilledError
+
+    return report
 
 
 def make_chats(count: int) -> list[Chat]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
-from tests.training.distillation.chats import TOKENS, make_chats, make_model
+from tests.training.distillation.chats import TOKENS, KilledError, killing, make_chats, make_model
 from training.distillation.lessons import Batch, Lessons, StudentVocabulary
 from training.distillation.loop import DistillationOptions, batch_result, distil
 from training.distillation.rates import LOSSES, LossName, held_out_rates
@@ -23,23 +23,11 @@ VOCABULARY = StudentVocabulary(torch.arange(TOKENS), TOKENS)
 OPTIONS = DistillationOptions(epochs=6, learning_rate=5e-3, device="cpu", bfloat16=False, save_every_s=0.0)
 
 
-class KilledError(Exception):
-    """A test ends the run here."""
-
-
 def train(folder: Path, *, killed_after: int | None = None, options: DistillationOptions = OPTIONS) -> PreTrainedModel:
     lessons = Lessons(make_chats(24), VOCABULARY, tokens=64, longest=64, seed=1)
-    reports = 0
-
-    def report(line: str) -> None:
-        nonlocal reports
-        reports += 1
-        if reports == killed_after:
-            raise KilledError
-
     options = replace(options, report_every_s=0.0)
     model = make_model()
-    distil(DrafterStudent(model, VOCABULARY), lessons, options, folder, report=report)
+    distil(DrafterStudent(model, VOCABULARY), lessons, options, folder, report=killing(killed_after))
     return model
 
 
