@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from actors.coordinator.replica_table import Prefix, prefixes_of
-from actors.coordinator.request import Criterion, Delta, Request, Statistics
+from actors.coordinator.request import Criterion, Delta, Request, Statistics, Timeline
 from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, ReplicaAddress, Token
 from decoding.beams.search import Hypothesis
 from decoding.errors import InvalidRequestError
@@ -103,6 +103,7 @@ class ActiveRequest:
     def __init__(self, request: Request, sink: Callable[[Delta], None], now_s: float) -> None:
         self.request = request
         self.sink = sink
+        self._timeline = request.timeline or Timeline()
         self.tokens = list(request.prompt)
         self.statistics = Statistics()
         self._target: str | None = None
@@ -137,8 +138,7 @@ class ActiveRequest:
     @target.setter
     def target(self, replica: str | None) -> None:
         self._target = replica
-        if self.request.timeline is not None:
-            self.request.timeline.move("target", replica)
+        self._timeline.move("target", replica)
 
     @property
     def drafter(self) -> str | None:
@@ -147,8 +147,7 @@ class ActiveRequest:
     @drafter.setter
     def drafter(self, replica: str | None) -> None:
         self._drafter = replica
-        if self.request.timeline is not None:
-            self.request.timeline.move("drafter", replica)
+        self._timeline.move("drafter", replica)
 
     @property
     def wants_drafter(self) -> bool:
@@ -205,10 +204,9 @@ class ActiveRequest:
         piece = self._text_stream.add(ids, message.finish)
         self.tokens += ids[: piece.used]
         tokens = message.tokens[: piece.used]
-        if self.request.timeline is not None:
-            self.request.timeline.record_tokens("target", piece.used)
-            if self.drafter is not None and message.drafted:
-                self.request.timeline.record_tokens("drafter", message.drafted)
+        self._timeline.record_tokens("target", piece.used)
+        if self.drafter is not None and message.drafted:
+            self._timeline.record_tokens("drafter", message.drafted)
         self.statistics += Statistics(
             steps=1,
             drafted=message.drafted,
@@ -245,8 +243,7 @@ class ActiveRequest:
         logprobs: Sequence[Sequence[TokenLogprobs]] = message.logprobs or [()] * len(message.answers)
         make_delta = partial(self._make_search_delta, message.cached_tokens)
         best, *others = map(make_delta, message.answers, logprobs)
-        if self.request.timeline is not None:
-            self.request.timeline.record_tokens("target", len(best.tokens))
+        self._timeline.record_tokens("target", len(best.tokens))
         self.statistics = Statistics(
             steps=message.steps,
             committed=len(best.tokens),

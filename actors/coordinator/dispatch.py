@@ -1,6 +1,6 @@
 """Assigns requests to replicas, releases them, and moves them off replicas that leave or hang."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -36,7 +36,7 @@ class Dispatch:
         request_id, endpoint = active.request.request_id, active.request.endpoint
         prefixes = active.prefixes
         members = [Member(model, self._replica_table.choose(model, prefixes)) for model in endpoint.members]
-        if not active.request.ensemble_options.has_quorum([True, *(member.address is not None for member in members)]):
+        if not _have_quorum(active, members):
             return
         active.target = self._replica_table.assign(endpoint.target, request_id, prefixes)
         if active.target is None:
@@ -128,11 +128,8 @@ class Dispatch:
             else:
                 self.detach_drafter(active)
         for active in list(self._active.values()):
-            if active.target is not None and active.has_member(name):
-                if self._can_drop(active, name):
-                    self._drop_member(active, name)
-                else:
-                    self.replace_target(active, now_s)
+            if active.target is not None and active.has_member(name) and not self._drop_member(active, name):
+                self.replace_target(active, now_s)
 
     def vacate(self, now_s: float) -> None:
         """Move requests off replicas that leave or hang, if there are others. Detach leaving drafters in any case."""
@@ -179,20 +176,20 @@ class Dispatch:
             self._leave(active, moving, now_s)
             return
         for name in filter(self._replica_table.is_leaving, replicas):
-            if self._can_drop(active, name):
-                self._drop_member(active, name)
+            self._drop_member(active, name)
 
-    def _can_drop(self, active: ActiveRequest, name: str) -> bool:
-        present = [member.address is not None and member.address.name != name for member in active.members]
-        return active.request.ensemble_options.has_quorum([True, *present])
-
-    def _drop_member(self, active: ActiveRequest, name: str) -> None:
-        if active.target is not None:
-            self._outbox.put(active.target, MemberLost(active.request.request_id, name))
-        active.members = [
+    def _drop_member(self, active: ActiveRequest, name: str) -> bool:
+        """Go on without a member's replica, if the quorum permits. Returns whether it does."""
+        members = [
             Member(member.model, None) if member.address is not None and member.address.name == name else member
             for member in active.members
         ]
+        if not _have_quorum(active, members):
+            return False
+        if active.target is not None:
+            self._outbox.put(active.target, MemberLost(active.request.request_id, name))
+        active.members = members
+        return True
 
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """Admit the request to its drafter, which rests until an Advance if the target wants no drafts now."""
@@ -201,3 +198,8 @@ class Dispatch:
             admit = replace(admit, drafts_only=True, adapter=None)
             wanted = self._replica_table.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
+
+
+def _have_quorum(active: ActiveRequest, members: Sequence[Member]) -> bool:
+    present = [True, *(member.address is not None for member in members)]  # the leader first
+    return active.request.ensemble_options.has_quorum(present)
