@@ -62,7 +62,8 @@ class _Window:
         self.total_work_s += work_s
         if not self.settled:
             drafters_follow = drafted if self.speculating else not offered
-            self.settled = self.steps >= (1 if drafters_follow else 4) * _SETTLING_STEPS
+            late = self.steps >= 4 * _SETTLING_STEPS and self.total_s >= self.catch_up_s
+            self.settled = late or (drafters_follow and self.steps >= _SETTLING_STEPS)
             self.steps *= not self.settled
             return
         self.drafted_steps += drafted
