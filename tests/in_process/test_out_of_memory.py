@@ -141,7 +141,7 @@ def test_memory_that_is_lacking_after_the_forward(expected: list[object]) -> Non
 
     def sometimes(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            if rng.random() < 0.2:
+            if rng.random() < 0.1:
                 raise torch.OutOfMemoryError("sampling")
             return function(*arguments)
 
