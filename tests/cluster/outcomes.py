@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 from tests.cluster.ask import CASES
@@ -30,4 +31,23 @@ def ask_while(operator: Operator, strike: Callable[[], object]) -> list[dict[str
         asked = client.submit(operator.ask, 20)
         operator.wait(lambda: operator.streams() == CASES, "all streams are open")
         strike()
+        return asked.result()
+
+
+def ask_until(operator: Operator, settle: Callable[[], object]) -> list[list[dict[str, Any]]]:
+    """What the requests of one client after another come to, until the cluster has settled."""
+    settled = Event()
+
+    def rounds() -> list[list[dict[str, Any]]]:
+        outcomes = [operator.ask(30)]
+        while not settled.is_set():
+            outcomes.append(operator.ask(30))
+        return outcomes
+
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(rounds)
+        try:
+            settle()
+        finally:
+            settled.set()
         return asked.result()

@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.ask import CASES
 from tests.cluster.cluster_operator import Operator
 from tests.cluster.fleet import SERVERS, Fleet
-from tests.cluster.outcomes import ask_while, check
+from tests.cluster.outcomes import ask_until, ask_while, check
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -22,7 +22,7 @@ def counts(operator: Operator) -> dict[str, int]:
 
 def settle(operator: Operator, what: str, **wanted: int) -> None:
     """Wait for that many machines of each role."""
-    operator.wait(lambda: counts(operator) == wanted, what, timeout_s=180)
+    operator.wait(lambda: counts(operator) == wanted, what, timeout_s=300)
 
 
 def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) -> None:
@@ -72,22 +72,21 @@ def test_load_decides_how_many_of_each(machines: Fleet) -> None:
     settle(operator, "no drafter without requests", target=1, drafter=0)
     operator.wait(lambda: len(operator.nodes()) == 2, "idle machines leave")
 
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(operator.ask, 100)
-        settle(operator, "two of each under load", target=2, drafter=2)
-        outcomes = asked.result()
-    check(outcomes, right)
-    assert sum(outcome["drafted"] for outcome in outcomes) > 0
+    rounds = ask_until(operator, lambda: settle(operator, "two of each under load", target=2, drafter=2))
+    for outcomes in rounds:
+        check(outcomes, right)
+    assert sum(outcome["drafted"] for outcomes in rounds for outcome in outcomes) > 0
     settle(operator, "no drafter and one target without load", target=1, drafter=0)
     operator.wait(lambda: len(operator.nodes()) == 2, "idle machines leave")
 
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(operator.ask, 100)
-        operator.wait(lambda: counts(operator)["drafter"] > 0, "a drafter under load")
+    def take_drafters_away() -> None:
+        operator.wait(lambda: counts(operator)["drafter"] > 0, "a drafter under load", timeout_s=300)
         operator.scale("drafter", 0)
         settle(operator, "no drafter, by hand; targets go on to follow the load", target=2, drafter=0)
-        check(asked.result(), right)
-        assert counts(operator)["drafter"] == 0
+
+    for outcomes in ask_until(operator, take_drafters_away):
+        check(outcomes, right)
+    assert counts(operator)["drafter"] == 0
     operator.scale("drafter", 1)
     operator.wait(operator.ready, "a drafter, by hand")
     operator.down()
