@@ -1,10 +1,7 @@
 """A node provider for `ray up` over fixed hosts in pools, one pool for each type of worker.
 
-Ray's own provider for fixed hosts has one type of worker and keeps all hosts in use. Here drafter and target hosts join
-and leave independently, each type between its `min_workers` and `max_workers`, as Serve's replicas need them.
-
-Creating a node takes a free host of the pool, on which Ray starts itself over ssh. Terminating it stops Ray and frees
-the host. Nodes have the names of their hosts. The provider runs where `ray up` runs, which knows only the head, and on
+Ray's own provider for fixed hosts has one type of worker and keeps all hosts in use. Here each type joins and leaves
+between its `min_workers` and `max_workers`. The provider runs where `ray up` runs, which knows only the head, and on
 the head, which knows all hosts.
 """
 

@@ -1,7 +1,6 @@
 """The Serve application: one deployment per model, and the coordinator's, which serves HTTP.
 
-Only this module applies Serve's decorators, to the classes of `replicas`. Only their constructors import torch and
-transformers, so that the process that builds the application starts fast.
+Serve's decorators are applied here alone. Only constructors import torch, so applications are built fast.
 """
 
 from collections.abc import Callable

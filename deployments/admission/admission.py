@@ -1,7 +1,6 @@
 """Decides whether a request is accepted and when it begins: bounded, fair between API keys, before its deadline.
 
-Requests wait here, not at the models, so one client's backlog can't delay another's. Waiting times are predicted from
-running and waiting requests. Runs in one event loop.
+Requests wait here, not at the models, so one client's backlog can't delay another's. Runs in one event loop.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
-"""Limits of API keys that hold for several coordinators together.
+"""Limits of API keys that hold for several coordinators together. Each settles with the ledger about every second.
 
-A coordinator settles with the ledger about every second, and whenever it has something to ask. Each time it says all
-that it has in progress, so a lost message, a new ledger and a coordinator's death need no repair. While the ledger does
-not answer, each coordinator takes an equal part of every limit.
+It says all that it has in progress, so lost messages and deaths need no repair. Without the ledger it takes its part.
 """
 
 import asyncio

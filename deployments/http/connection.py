@@ -1,7 +1,6 @@
-"""Connections of Serve's proxy: uvicorn's, with the bounds that it lacks.
+"""Connections of Serve's proxy: uvicorn's, with bounds on the size of heads and on the time of heads and bodies.
 
-Heads have a largest size. Heads and bodies have to come in time, so that half a request holds nothing long. A client
-that closes its sending side after its request still gets its answer, and HTTP/1.0 gets no chunks.
+A client that closes its sending side after its request still gets its answer, and HTTP/1.0 gets no chunks.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
-"""Refuses requests in Serve's proxy, before their bodies and the way to a coordinator.
+"""Refuses requests in Serve's proxy, by a board in shared memory where the node's coordinators say what they accept.
 
-A coordinator writes into shared memory, for each API key, how many more requests it accepts. The proxy of its node
-reads this board, refuses the others by itself, and writes down how many. Responses name the board. What no board says
-is a coordinator's to decide. Must not import slow modules.
+Responses name the board. What no board says is a coordinator's to decide. Must not import slow modules.
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """Prometheus metrics of the current state: requests, replicas and their load, this process.
 
-Nothing is kept between scrapes, so a replica that is gone leaves no series behind. Call it in the service's event loop.
+Nothing is kept between scrapes, so a replica that is gone leaves no series behind.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""Traces of requests through OpenTelemetry. Spans have times, counts and names: no text, no tokens, no secrets.
+"""Traces of requests through OpenTelemetry: times, counts and names; no text, no tokens, no secrets.
 
-Spans of targets and drafters are made from the coordinator's timeline when a request has ended, so steps cost nothing
-more. Imported only if tracing is on.
+Spans of targets and drafters are made from the coordinator's timeline at a request's end, so steps cost no more.
 """
 
 import time

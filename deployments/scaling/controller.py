@@ -1,7 +1,6 @@
-"""Ask Serve's controller how many replicas run, and set their number: by its autoscaler with our policy, or by hand.
+"""Asks Serve's controller how many replicas run, and sets their number without restarting others.
 
-Two ways change the number of replicas without restarting others: Serve's autoscaler, and its call for external scalers,
-which takes any number from 0. Scaling a model by hand switches from the first to the second.
+Serve's autoscaler does it by our policy; scaling by hand switches to Serve's call for external scalers, from 0 on.
 """
 
 import asyncio

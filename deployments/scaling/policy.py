@@ -1,7 +1,6 @@
 """The number of replicas of each model: targets scale by demand, drafters by what another drafter would gain.
 
-Serve's controller runs a pickled copy of this module on nodes that may lack the others. So it imports only the standard
-library and keeps its state in Serve's `policy_state`.
+Serve's controller runs a pickled copy: it imports the standard library alone and keeps its state in `policy_state`.
 """
 
 import math
