@@ -35,6 +35,15 @@ _ANTHROPIC_TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
+# The first class that fits says the status, and `type` and `code` of the body.
+_KINDS: tuple[tuple[type[ConsortError], int, str, str | None], ...] = (
+    (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidRequestError, 400, "invalid_request_error", None),
+    (OverloadedError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (DeadlineError, 408, "timeout_error", "deadline_exceeded"),
+    (UnavailableError, 503, "server_error", "unavailable"),
+)
 Api = Literal["openai", "responses", "messages"]  # whose errors have a format of their own
 _logger = logging.getLogger(__name__)
 
@@ -52,17 +61,6 @@ class ErrorBody(BaseModel):
     """Body of every response that is not 2xx."""
 
     error: ErrorDetail
-
-
-# The first class that fits says the status, and `type` and `code` of the body.
-_KINDS: tuple[tuple[type[ConsortError], int, str, str | None], ...] = (
-    (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
-    (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
-    (InvalidRequestError, 400, "invalid_request_error", None),
-    (OverloadedError, 429, "rate_limit_error", "rate_limit_exceeded"),
-    (DeadlineError, 408, "timeout_error", "deadline_exceeded"),
-    (UnavailableError, 503, "server_error", "unavailable"),
-)
 
 
 def _status_and_body(error: Exception) -> tuple[int, ErrorBody]:

@@ -35,7 +35,7 @@ class DeltaQueue:
 
     def __init__(self, pace: StreamPace | None = None) -> None:
         """pace: of its batches; None: they are passed on at once."""
-        self._pace = pace
+        self._pace = pace or StreamPace()
         self._deltas: DeltaBatch = []
         self._begun: set[int] = set()  # indices of requests
         self._ready = asyncio.Event()
@@ -51,7 +51,7 @@ class DeltaQueue:
         self._begun.add(index)
         if is_edge or self._loop.time() >= self._due_s:
             self._ready.set()
-        elif self._timer is None and self._pace is not None:
+        elif self._timer is None:
             self._timer = self._loop.call_at(self._due_s + self._pace.interval_s, self._ready.set)
 
     async def batch(self) -> DeltaBatch:
@@ -59,10 +59,9 @@ class DeltaQueue:
         await self._ready.wait()
         self._ready.clear()
         self._stop_timer()
-        if self._pace is not None:
-            self._pace.streams += not self._counts
-            self._counts = True
-            self._due_s = self._loop.time() + self._pace.interval_s
+        self._pace.streams += not self._counts
+        self._counts = True
+        self._due_s = self._loop.time() + self._pace.interval_s
         batch, self._deltas = self._deltas, []
         for position, (_, delta) in enumerate(batch):
             if delta.error is not None:
@@ -76,9 +75,8 @@ class DeltaQueue:
     def close(self) -> None:
         """Hold nothing back any more, and count as no stream."""
         self._stop_timer()
-        if self._pace is not None:
-            self._pace.streams -= self._counts
-            self._counts = False
+        self._pace.streams -= self._counts
+        self._counts = False
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
