@@ -4,7 +4,7 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -17,9 +17,6 @@ from cli.online import chat, complete, report, scale, status
 from cli.serving.options import DTYPES, ServeOptions, model_options
 from cli.train import finetune, train
 from decoding.errors import ConsortError
-
-if TYPE_CHECKING:
-    from deployments.client import Client
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_CONSORT_COMPLETE"  # click answers completions when it is set
@@ -184,7 +181,11 @@ def models(config_path: Path | None, url: str | None, api_key: str | None) -> No
     if url is not None:
         from deployments.client import Client
 
-        _console.print(_served_table(Client(url, api_key)))
+        table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
+        for card in Client(url, api_key).document("/v1/models")["data"]:
+            shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
+            table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
+        _console.print(table)
         return
     from cli.serving.source import configured_table
     from deployments.configuration.config import DEFAULT_CONFIG, load_config
@@ -211,11 +212,3 @@ def pull(model: str | None, revision: str | None, dtype: str) -> None:
         raise click.UsageError("--revision and --dtype are for a MODEL; in a configuration, set the keys")
     else:
         pull_configuration(Path(model))
-
-
-def _served_table(client: "Client") -> Table:
-    table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
-    for card in client.document("/v1/models")["data"]:
-        shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
-        table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
-    return table
