@@ -160,7 +160,7 @@ class TargetInbox:
         self._adapters.begin(row)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows
         if row.ensemble is not None:
-            self._leader.lead(row)
+            self._leader.lead(row, row.ensemble)
         self._drafters.rest(row)  # its coordinator may not know yet that drafts are not wanted
 
     def _take_over(self, peer: str, message: Admit) -> Admit:

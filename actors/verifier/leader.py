@@ -43,26 +43,25 @@ class EnsembleLeader:
 
     def __init__(self, link: Link, send: Send, runner: Runner) -> None:
         self._link, self._send, self._runner = link, send, runner
-        self._rows: dict[int, TargetRow] = {}  # by request_id
+        self._led: dict[int, tuple[TargetRow, EnsembleRounds]] = {}  # by request_id
         self._used_at_s: dict[str, float] = {}  # by connected replica
         # The message that a member owes a reply, and how many times it has reported since.
         self._unanswered: dict[_MemberKey, tuple[Join | LogitsRequest, int]] = {}
         self._memory: dict[_MemberKey, SharedLogits] = {}
 
-    def lead(self, row: TargetRow) -> None:
-        self._rows[row.key[1]] = row
+    def lead(self, row: TargetRow, ensemble: EnsembleRounds) -> None:
+        self._led[row.key[1]] = row, ensemble
 
     def follow_slots(self, now_s: float) -> None:
         """Invite the members of rows that got a slot here, and release those of rows that lost theirs.
 
         A row that has lent its slot keeps its members, because it has it back as soon as it needs it.
         """
-        for row in self._rows.values():
-            assert row.ensemble is not None
-            if row.slot >= 0 and not row.ensemble.is_invited:
-                self._invite(row, row.ensemble, now_s)
-            elif row.slot < 0 and row.ensemble.is_invited and not row.has_lent:
-                self._withdraw(row, row.ensemble)
+        for row, ensemble in self._led.values():
+            if row.slot >= 0 and not ensemble.is_invited:
+                self._invite(row, ensemble, now_s)
+            elif row.slot < 0 and ensemble.is_invited and not row.has_lent:
+                self._withdraw(row, ensemble)
 
     def _invite(self, row: TargetRow, ensemble: EnsembleRounds, now_s: float) -> None:
         ensemble.invite(len(row.tokens), now_s)
@@ -126,8 +125,7 @@ class EnsembleLeader:
         """Cancel requests that a member should not have, and send again what it seems not to have received."""
         first_waiting = len(report.request_ids) - report.own_waiting  # waiting ones come last
         for index, request_id in enumerate(report.request_ids):
-            row = self._rows.get(request_id)
-            ensemble = None if row is None else row.ensemble
+            _, ensemble = self._led.get(request_id, (None, None))
             if ensemble is None or not ensemble.is_invited or replica not in ensemble.others:
                 self._send(replica, Cancel(request_id))
             else:
@@ -140,14 +138,14 @@ class EnsembleLeader:
 
     def receive(self, replica: str, message: MemberMessage, now_s: float) -> tuple[TargetRow, ConsortError] | None:
         """Handle a message from a member, or about one. Returns the row that must fail because of it, and why."""
-        row = self._rows.get(message.request_id)
-        if row is None or row.ensemble is None:
+        if message.request_id not in self._led:
             return None
+        row, ensemble = self._led[message.request_id]
         try:
             if isinstance(message, MemberLost):
-                self._drop(row, row.ensemble, message.replica, "is gone")
-            elif _is_current(message, row, row.ensemble) and replica in row.ensemble.others:
-                self._handle(row, row.ensemble, replica, message, now_s)
+                self._drop(row, ensemble, message.replica, "is gone")
+            elif _is_current(message, row, ensemble) and replica in ensemble.others:
+                self._handle(row, ensemble, replica, message, now_s)
         except ConsortError as error:
             return row, error
         except torch.OutOfMemoryError as error:
@@ -193,19 +191,17 @@ class EnsembleLeader:
     def drop_late_members(self, now_s: float) -> list[tuple[TargetRow, ConsortError]]:
         """Go on without members that took too long. Returns the rows that can't, and why."""
         failed: list[tuple[TargetRow, ConsortError]] = []
-        for row in self._rows.values():
-            assert row.ensemble is not None
-            for replica in row.ensemble.overdue_replicas(now_s):
+        for row, ensemble in self._led.values():
+            for replica in ensemble.overdue_replicas(now_s):
                 try:
-                    self._drop(row, row.ensemble, replica, "took too long")
+                    self._drop(row, ensemble, replica, "took too long")
                 except UnavailableError as error:
                     failed.append((row, error))
         self._disconnect_idle(now_s)
         return failed
 
     def _disconnect_idle(self, now_s: float) -> None:
-        ensembles = [row.ensemble for row in self._rows.values() if row.ensemble is not None]
-        used = {replica for ensemble in ensembles for replica in ensemble.others}
+        used = {replica for _, ensemble in self._led.values() for replica in ensemble.others}
         for replica, used_at_s in list(self._used_at_s.items()):
             if replica in used:
                 self._used_at_s[replica] = now_s
@@ -215,11 +211,10 @@ class EnsembleLeader:
 
     def remove(self, row: Row) -> None:
         """Forget a row, if it leads an ensemble, and cancel it at all members, those that were dropped included."""
-        request_id = row.key[1]
-        leading = self._rows.get(request_id)
-        if leading is row and leading.ensemble is not None:
-            del self._rows[request_id]
-            self._withdraw(leading, leading.ensemble)
+        leading, ensemble = self._led.get(row.key[1], (None, None))
+        if leading is row and ensemble is not None:
+            del self._led[row.key[1]]
+            self._withdraw(leading, ensemble)
 
     def _mark_answered(self, member_key: _MemberKey, step: int) -> None:
         """Stop resending what a member has answered. step: of the round; 0 for a Join."""
