@@ -106,21 +106,18 @@ def _positions(verification: Verification) -> Positions:
 
 def _with_logprobs(verifications: Sequence[Verification], verdicts: list[Verdict], logits: Tensor) -> list[Verdict]:
     """Add log-probabilities to the verdicts on rows that want them. logits: [N, V] of a step."""
-    logits_rows: list[int] = []
-    tokens: list[int] = []
-    counts: list[int] = []
-    for (row, draft, rows, _), verdict in zip(verifications, verdicts, strict=True):
-        if _wants_logprobs(row, verdict):
-            logits_rows += [rows[index] for index in verdict.logits_rows()]
-            tokens += verdict.tokens(draft)
-            counts += [row.params.logprobs or 0] * (len(verdict.path) + 1)
+    pairs = [*zip(verifications, verdicts, strict=True)]
+    wanted = [(v, verdict) for v, verdict in pairs if _wants_logprobs(v.row, verdict)]
+    logits_rows = [v.rows[index] for v, verdict in wanted for index in verdict.logits_rows()]
+    tokens = [token for v, verdict in wanted for token in verdict.tokens(v.draft)]
+    counts = [v.row.params.logprobs or 0 for v, verdict in wanted for _ in verdict.logits_rows()]
     chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
     logprobs = iter(token_logprobs(chosen_logits, tokens, counts))
     return [
         verdict
         if not _wants_logprobs(row, verdict)
         else verdict._replace(logprobs=[next(logprobs) for _ in range(len(verdict.path) + 1)])
-        for (row, *_), verdict in zip(verifications, verdicts, strict=True)
+        for (row, *_), verdict in pairs
     ]
 
 
