@@ -7,10 +7,13 @@ compared. A text with fewer than n tokens has no n-grams: its entropy, distinct-
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from statistics import fmean
 
-_HEAD = ("tokens", "entropy-1", "entropy-2", "entropy-3", "distinct-1", "distinct-2", "repetition", "likelihood")
+_COLUMNS = {  # in the order of the metrics, with their formats
+    "tokens": ".0f", "entropy-1": ".2f", "entropy-2": ".2f", "entropy-3": ".2f",
+    "distinct-1": ".3f", "distinct-2": ".3f", "repetition": ".3f", "likelihood": ".2f",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +102,9 @@ def metrics_table(
     more_head: Sequence[str] = (),
 ) -> str:
     """Format metrics, by who wrote the texts: a row each, a column for each metric, and further cells of the rows."""
-    rows = [(name, *_cells(text_metrics), *(more[name] if more else ())) for name, text_metrics in metrics.items()]
-    return table(("", *_HEAD, *more_head), rows)
-
-
-def _cells(metrics: TextMetrics) -> list[str]:
-    entropies = (metrics.entropy_1, metrics.entropy_2, metrics.entropy_3)
-    shares = (metrics.distinct_1, metrics.distinct_2, metrics.repetition)
-    likelihood = "–" if metrics.log_likelihood is None else f"{metrics.log_likelihood:.2f}"
-    return [
-        f"{metrics.tokens:.0f}",
-        *(f"{entropy:.2f}" for entropy in entropies),
-        *(f"{share:.3f}" for share in shares),
-        likelihood,
-    ]
+    rows = []
+    for name, text_metrics in metrics.items():
+        values = zip(astuple(text_metrics), _COLUMNS.values(), strict=True)
+        cells = ["–" if value is None else format(value, precision) for value, precision in values]
+        rows.append([name, *cells, *(more[name] if more else ())])
+    return table(("", *_COLUMNS, *more_head), rows)

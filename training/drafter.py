@@ -137,7 +137,8 @@ def write_start(options: DrafterOptions, chats: Sequence[Chat], special_tokens: 
     model, vocabulary = load_student(ModelSpec(name="start", path=path, dtype="float32", device=target.device))
     text = f"all layers of {path}"
     if options.model is None or options.layers is not None:
-        kept = _chosen_layers(model, options.layers, vocabulary, chats)
+        layers = options.layers
+        kept = layers if isinstance(layers, tuple) else _chosen_layers(model, layers, vocabulary, chats)
         model, text = keep_layers(model, kept), f"layers {', '.join(map(str, kept))} of {path}"
     tokens: list[int] | None = None
     if not is_trimmed(model.config) and options.vocabulary is not None:
@@ -188,15 +189,10 @@ def _copy_vocabulary(source: Path, folder: Path) -> None:
 
 
 def _chosen_layers(
-    model: PreTrainedModel,
-    layers: int | tuple[int, ...] | None,
-    vocabulary: StudentVocabulary,
-    chats: Sequence[Chat],
+    model: PreTrainedModel, layers: int | None, vocabulary: StudentVocabulary, chats: Sequence[Chat]
 ) -> Sequence[int]:
-    """Return the given layers, or so many of the most influential, among them the first and the last."""
+    """Return so many of the most influential layers, among them the first and the last."""
     count = len(decoder_layers(model))
-    if isinstance(layers, tuple):
-        return layers
     if layers is None:
         layers = max(round(count / _LAYERS_OF_TARGET), min(2, count))
     texts = (torch.tensor([[*chat.prompt, *chat.tokens]]) for chat in chats[:_INFLUENCE_CHATS])

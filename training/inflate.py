@@ -43,7 +43,9 @@ def inflate(model: LlamaForCausalLM, *, hidden: int, layers: int, intermediate: 
     for index, layer in enumerate(grown.model.layers):
         _randomize(layer, norm_scale, config.initializer_range, generator)
         if index < model.config.num_hidden_layers:
-            _copy_layer(layer, model.model.layers[index], norm_scale)
+            for name, parameter in model.model.layers[index].named_parameters():
+                scaled = parameter * norm_scale if parameter.ndim == 1 else parameter
+                _copy_into(layer.get_parameter(name), scaled)
         else:
             _scale_down(layer, model.config, generator)
     grown.eval()
@@ -77,7 +79,7 @@ def _grown_config(source: LlamaConfig, *, hidden: int, layers: int, intermediate
 
 
 def _randomize(layer: LlamaDecoderLayer, norm_scale: float, std: float, generator: torch.Generator) -> None:
-    """Set random input projections of the usual size, and zero output projections, which write nothing."""
+    """Let input projections be random and of the usual size, and output projections zero."""
     for name, parameter in layer.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(norm_scale)
@@ -85,11 +87,6 @@ def _randomize(layer: LlamaDecoderLayer, norm_scale: float, std: float, generato
             parameter.zero_()
         else:
             parameter.normal_(std=std, generator=generator)
-
-
-def _copy_layer(layer: LlamaDecoderLayer, source: LlamaDecoderLayer, norm_scale: float) -> None:
-    for name, parameter in source.named_parameters():
-        _copy_into(layer.get_parameter(name), parameter * norm_scale if parameter.ndim == 1 else parameter)
 
 
 def _scale_down(layer: LlamaDecoderLayer, source: LlamaConfig, generator: torch.Generator) -> None:

@@ -84,56 +84,42 @@ class ChatTemplate:
         return tokens
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ChatWriter:
-    """Writes chats with an engine, many at once. The chat of a number is always the same."""
+    """Writes chats with an engine's replica "target", many at once. The chat of a number is always the same."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        target: str,
-        template: ChatTemplate,
-        ends: Sequence[int],
-        *,
-        answer_tokens: int,
-        questions: Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        """
-        target: the name of the engine's replica.
-        ends: tokens that end a message.
-        answer_tokens: the most of an answer.
-        questions: to answer in turn; none: the model writes them.
-        """
-        self._engine = engine
-        self._endpoint = Endpoint("texts", target, None, 0, template.decode)
-        self._template, self._ends, self._answer_tokens = template, tuple(ends), answer_tokens
-        self._questions, self._seed = questions, seed
+    engine: Engine
+    template: ChatTemplate
+    ends: Sequence[int]  # tokens that end a message
+    answer_tokens: int  # the most of an answer
+    questions: Sequence[str] = ()  # to answer in turn; none: the model writes them
+    seed: int = 0
 
     def write(self, number: int) -> Chat:
-        rng = random.Random(f"{self._seed}/{number}")
+        """Write one chat."""
+        rng = random.Random(f"{self.seed}/{number}")
         temperature = rng.choice(_TEMPERATURES)
-        prompt = self._template.prompt(self._question(number, rng))
-        deltas = self._continue(prompt, rng, self._answer_tokens, temperature, logprobs=CANDIDATES)
+        prompt = self.template.prompt(self._question(number, rng))
+        deltas = self._continue(prompt, rng, self.answer_tokens, temperature, logprobs=CANDIDATES)
         top = [token.top for delta in deltas for token in delta.logprobs]
         candidates = torch.tensor([[token for token, _ in best] for best in top], dtype=torch.int32)
         logprobs = torch.tensor([[logprob for _, logprob in best] for best in top], dtype=torch.float16)
         return Chat(prompt, _tokens(deltas), temperature, candidates, logprobs)
 
     def _question(self, number: int, rng: random.Random) -> str:
-        if self._questions:
-            return self._questions[number % len(self._questions)]
-        before = self._template.before_question()
+        if self.questions:
+            return self.questions[number % len(self.questions)]
+        before = self.template.before_question()
         question = self._continue(before, rng, QUESTION_TOKENS, _QUESTION_TEMPERATURE, top_p=_QUESTION_TOP_P)
-        return self._template.decode(_tokens(question)).strip()
+        return self.template.decode(_tokens(question)).strip()
 
     def _continue(
         self, prompt: Sequence[int], rng: random.Random, length: int, temperature: float, **options: Any
     ) -> list[Delta]:
-        seed = rng.getrandbits(62)
-        params = SamplingParams(
-            max_tokens=length, temperature=temperature, seed=seed, eos_token_ids=self._ends, **options
-        )
-        return [*self._engine.stream(Request(self._endpoint, prompt, params))]
+        options |= {"seed": rng.getrandbits(62), "eos_token_ids": tuple(self.ends)}
+        params = SamplingParams(max_tokens=length, temperature=temperature, **options)
+        endpoint = Endpoint("texts", "target", None, 0, self.template.decode)
+        return [*self.engine.stream(Request(endpoint, prompt, params))]
 
 
 def _tokens(deltas: Sequence[Delta]) -> list[int]:
@@ -279,10 +265,9 @@ def write_missing(
         spec = replace(target.spec(), slots=wanted.streams, max_length=target.longest)
         with Engine({"target": ("target", load_runner(spec))}) as engine:
             writer = ChatWriter(
-                engine,
-                "target",
-                template,
-                sorted({*load_end_tokens(target.path), tokenizer.eos_token_id} - {None}),
+                engine=engine,
+                template=template,
+                ends=sorted({*load_end_tokens(target.path), tokenizer.eos_token_id} - {None}),
                 answer_tokens=wanted.answer_tokens,
                 questions=wanted.questions,
                 seed=wanted.seed,

@@ -31,7 +31,8 @@ def engine() -> Iterator[Engine]:
 def make_writer(engine: Engine, tokenizer: PreTrainedTokenizerBase, *questions: str) -> ChatWriter:
     assert isinstance(tokenizer.eos_token_id, int)
     ends = [tokenizer.eos_token_id]
-    return ChatWriter(engine, "target", ChatTemplate(tokenizer), ends, answer_tokens=12, questions=questions)
+    template = ChatTemplate(tokenizer)
+    return ChatWriter(engine=engine, template=template, ends=ends, answer_tokens=12, questions=questions)
 
 
 def test_a_prompt_is_what_the_chat_template_writes(tokenizer: PreTrainedTokenizerBase) -> None:
