@@ -273,16 +273,9 @@ def _read(stream: IO[bytes], inbox: Inbox) -> None:
 
 
 def _load(begin: Begin, folder: str) -> AdaptingDrafter:
-    spec = ModelSpec(
-        name="drafter",
-        path=begin.path,
-        revision=begin.revision,
-        trust_remote_code=begin.trust_remote_code,
-        safetensors_only=begin.safetensors_only,
-        adapter=begin.adapter,
-        dtype="float32",
-        device="cpu",
-    )
+    names = ("path", "revision", "trust_remote_code", "safetensors_only", "adapter")
+    given = {name: getattr(begin, name) for name in names}
+    spec = ModelSpec(name="drafter", dtype="float32", device="cpu", **given)
     model, vocabulary = load_student(spec)
     return AdaptingDrafter(
         model,

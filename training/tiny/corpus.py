@@ -20,34 +20,18 @@ MAX_ANSWER_CHARS = 1800
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One message of a conversation."""
-
-    role: Literal["user", "assistant"]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Document:
-    """A file or topic, with empty `turns`; or a conversation about it, with empty `text`."""
+    """A file or topic; or a conversation about it, whose text is the answer to a question."""
 
     source: str
     kind: Kind
-    text: str = ""
-    turns: tuple[Turn, ...] = ()
+    text: str
+    question: str | None = None
 
     @property
     def held_out(self) -> bool:
         """Whether the document is held out. Depends only on the source, so conversations stay with their file."""
         return zlib.crc32(self.source.encode()) % HELD_OUT_ONE_IN == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive lines of a document. last: whether the document ends with them."""
-
-    text: str
-    last: bool
 
 
 def read_corpus() -> list[Document]:
@@ -59,17 +43,17 @@ def read_corpus() -> list[Document]:
     return documents + [chat for document in documents for chat in _conversations(document)]
 
 
-def cut(document: Document, generator: random.Random) -> list[Piece]:
-    """Cut a document at line starts into pieces of log-uniform length, 300 to 8000 characters."""
-    lines = document.text.splitlines(keepends=True)
-    pieces: list[Piece] = []
+def cut(text: str, generator: random.Random) -> list[str]:
+    """Cut a text at line starts into pieces of log-uniform length, 300 to 8000 characters."""
+    lines = text.splitlines(keepends=True)
+    pieces: list[str] = []
     start = 0
     while start < len(lines):
         wanted, size, end = 300 * (8000 / 300) ** generator.random(), 0, start
         while end < len(lines) and size < wanted:
             size += len(lines[end])
             end += 1
-        pieces.append(Piece("".join(lines[start:end]), last=end == len(lines)))
+        pieces.append("".join(lines[start:end]))
         start = end
     return pieces
 
@@ -114,5 +98,4 @@ def _function_conversations(document: Document) -> Iterator[Document]:
 
 
 def _chat(document: Document, question: str, answer: str) -> Document:
-    turns = (Turn("user", question), Turn("assistant", answer[:MAX_ANSWER_CHARS].rstrip()))
-    return Document(document.source, "chat", turns=turns)
+    return Document(document.source, "chat", answer[:MAX_ANSWER_CHARS].rstrip(), question)

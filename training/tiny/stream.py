@@ -31,10 +31,10 @@ def encode(
     eos = str(tokenizer.eos_token)
     texts: dict[Kind, list[str]] = defaultdict(list)
     for document in documents:
-        if document.turns:
-            texts[document.kind].append("".join(f"<|{turn.role}|>{turn.text}{eos}" for turn in document.turns))
-        for piece in cut(document, generator):
-            texts[document.kind].append(piece.text + eos if piece.last else piece.text)
+        if document.question is not None:
+            texts[document.kind].append(f"<|user|>{document.question}{eos}<|assistant|>{document.text}{eos}")
+        elif pieces := cut(document.text, generator):
+            texts[document.kind] += [*pieces[:-1], pieces[-1] + eos]
     return {kind: tokenizer(pieces, verbose=False)["input_ids"] for kind, pieces in texts.items()}
 
 
