@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = ("actors", "benchmarks", "cli", "consort", "decoding", "deployments", "engine", "evaluation", "training")
 WEB = {"fastapi", "starlette"}
-NOT_LOADED = {  # from the lowest layer up: what one must not load, none above it has loaded yet
+NOT_LOADED = {  # in the order of import, since what one layer loads stays loaded
     "decoding": WEB | {"accelerate", "actors", "bitsandbytes", "deployments", "engine", "ray", "transformers", "zmq"},
     "engine": WEB | {"actors", "deployments", "ray", "zmq"},
     "actors": WEB | {"deployments", "ray"},
@@ -86,7 +86,7 @@ def test_importing_a_layer_loads_none_of_what_it_must_not_know() -> None:
     assert loaded_in_turn((layer, modules_of(layer), unwanted) for layer, unwanted in NOT_LOADED.items()) == []
 
 
-SLOW = {  # each may load what those before it may, and more
+SLOW = {  # in the order of import: each may load all that those before it may
     "cli.serving.server": {"torch", "transformers", "ray", "fastapi"},
     "deployments.http.proxy": {"torch", "transformers", "ray"},
     "deployments.app": {"torch", "transformers"},  # Serve's controller and the command import it
