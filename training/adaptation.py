@@ -46,7 +46,7 @@ from decoding.sampling.sampler import process
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.draft_vocabulary import save_draft_vocabulary
 from engine.loading.settings import is_trimmed
-from training.distillation.lessons import StudentVocabulary
+from training.distillation.lessons import StudentVocabulary, packed
 from training.drafter import counted_logits, load_student
 
 LONGEST = 1024  # tokens of a text, its last ones
@@ -109,19 +109,9 @@ class RecentTexts:
     def start_round(self) -> tuple[list[list[CommittedText]], list[list[CommittedText]]]:
         """Return batches to learn from, in random order, and batches that are held out."""
         self.new = 0
-        batches = _packed(self._training)
+        batches = packed(self._training, _length, _TOKENS)
         random.Random(self._seen).shuffle(batches)
-        return batches, _packed(self._held_out)
-
-
-def _packed(texts: Sequence[CommittedText]) -> list[list[CommittedText]]:
-    """Fill batches with texts of similar length."""
-    batches: list[list[CommittedText]] = []
-    for text in sorted(texts, key=_length):
-        if not batches or (len(batches[-1]) + 1) * _length(text) > _TOKENS:
-            batches.append([])
-        batches[-1].append(text)
-    return batches
+        return batches, packed(self._held_out, _length, _TOKENS)
 
 
 def _length(text: CommittedText) -> int:

@@ -4,9 +4,9 @@ B rows, T tokens, N answer tokens in the batch, K candidates, F features.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
 from engine.loading.settings import is_trimmed, vocabulary_size
 from training.texts import Chat
+
+T = TypeVar("T")
 
 _SORTED_TOGETHER = 32  # batches; longer runs waste less padding, and are less random
 
@@ -76,6 +78,16 @@ def most_used(chats: Iterable[Chat], count: int, special: Sequence[int]) -> list
     tokens, weights = (torch.cat(column) for column in zip(*pairs, strict=True))
     use = torch.zeros(int(tokens.max()) + 1, dtype=torch.float64).index_add_(0, tokens, weights)
     return sorted({*use.argsort(descending=True, stable=True)[:count].tolist(), *special})
+
+
+def packed(texts: Iterable[T], length: Callable[[T], int], tokens: int) -> list[list[T]]:
+    """Fill batches of at most so many tokens, padding included, with texts of similar length; one may be longer."""
+    batches: list[list[T]] = []
+    for text in sorted(texts, key=length):
+        if not batches or (len(batches[-1]) + 1) * length(text) > tokens:
+            batches.append([])
+        batches[-1].append(text)
+    return batches
 
 
 class FeatureSlice(Protocol):
@@ -176,22 +188,13 @@ class Lessons:
         together = max(round(_SORTED_TOGETHER * self._tokens / max(mean, 1)), 1)
         batches: list[list[int]] = []
         for start in range(0, len(order), together):
-            batches += self._packed(sorted(order[start : start + together], key=self._length))
+            batches += packed(order[start : start + together], self._length, self._tokens)
         rng.shuffle(batches)
         return batches
 
     def _length(self, index: int) -> int:
         chat = self._chats[index]
         return min(len(chat.prompt) + len(chat.tokens), self._longest)
-
-    def _packed(self, ascending: Sequence[int]) -> list[list[int]]:
-        """Fill batches with chats of ascending length."""
-        batches: list[list[int]] = [[]]
-        for index in ascending:
-            if batches[-1] and (len(batches[-1]) + 1) * self._length(index) > self._tokens:
-                batches.append([])
-            batches[-1].append(index)
-        return batches
 
 
 class Student(Protocol):
