@@ -1,1 +1,1 @@
-"""The HTTP edge: configuration, OpenAI-compatible API, Serve application, commands, console and page."""
+"""The HTTP edge: configuration, OpenAI-compatible API, Serve application."""
