@@ -57,8 +57,8 @@ def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
         ConfigError: there is none.
     """
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        found: type[PreTrainedModel] = _get_model_class(config, MODEL_FOR_CAUSAL_LM_MAPPING)
-        return found
+        causal: type[PreTrainedModel] = _get_model_class(config, MODEL_FOR_CAUSAL_LM_MAPPING)
+        return causal
     if config.model_type not in _PLAIN_OUTPUT:
         raise ConfigError(f"transformers has no causal language model for configurations of type {config.model_type!r}")
     base = _get_model_class(config, MODEL_MAPPING)
