@@ -5,11 +5,10 @@ depend on which tokens they are. So tokens that a drafter drew are stored separa
 After a rejection they are drawn anew (docs/verification.md).
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, count
-from operator import itemgetter, mul
+from itertools import count
+from operator import itemgetter
 
 from decoding.drafts.draft import (
     MAX_DRAFT_LENGTH,
@@ -47,9 +46,6 @@ class DraftTrie:
         rejects: verification is by rejection sampling.
         """
         self._committed = committed
-        self._chain: list[int] = []  # all draft tokens, while they are one chain: it has no nodes
-        self._chain_probabilities: list[float] = []  # as in `_Node`
-        self._chain_proposers: list[Proposers] = []  # as in `_Node`
         self._root = _Node()
         self._room = _NEW_NODES
         self._rejects = rejects
@@ -59,7 +55,7 @@ class DraftTrie:
         self._has_choice = False  # whether there are other drafts, or drawn tokens
 
     def __bool__(self) -> bool:
-        return bool(self._chain or self._root.drawn or self._root.children)
+        return bool(self._root.drawn or self._root.children)
 
     def offer(
         self,
@@ -92,7 +88,6 @@ class DraftTrie:
         elif len(distributions) != len(tokens):
             return False
         self._best = None
-        self._branch()
         nodes: list[tuple[_Node | None, int]] = []  # [K] each token's node, None if not in the trie, and its depth
         top = (self._root if overlap == 0 else None, -overlap)
         fits = False
@@ -115,43 +110,10 @@ class DraftTrie:
             return False
         self._best = None
         end = overlap + MAX_DRAFT_LENGTH
-        new, offered = list(tokens[overlap:end]), probabilities[overlap:end]
-        if self._extend_chain(new, offered, proposer):
-            return True
-        self._branch()
         node: _Node | None = self._root
-        for token, probability in zip(new, offered, strict=True):
+        for token, probability in zip(tokens[overlap:end], probabilities[overlap:end], strict=True):
             node = node and self._child(node, token, probability, proposer)
-        return new[0] in self._root.children
-
-    def _extend_chain(self, tokens: list[int], offered: Sequence[float], proposer: ProposerName) -> bool:
-        """Add tokens to the chain, if all drafts are one chain then. offered: their probabilities, −1 if unknown."""
-        shared = min(len(tokens), len(self._chain))
-        if self._root.children or self._root.drawn or tokens[:shared] != self._chain[:shared]:
-            return False
-        for index, proposers in enumerate(self._chain_proposers[:shared]):
-            self._chain_proposers[index] = _including(proposers, proposer)
-        if len(tokens) > shared:
-            self._chain = tokens
-            self._chain_probabilities += [self.default_probability] * (len(tokens) - shared)
-            self._chain_proposers += [(proposer,)] * (len(tokens) - shared)
-        if min(offered) >= 0 and max(offered) <= 1 and not math.isnan(sum(offered)):  # as usual
-            self._chain_probabilities[: len(offered)] = offered
-        else:
-            for index, probability in enumerate(offered):
-                if 0 <= probability <= 1:
-                    self._chain_probabilities[index] = probability
-        return True
-
-    def _branch(self) -> None:
-        """Turn the chain into nodes, because there will be other drafts beside it."""
-        node: _Node | None = self._root
-        chain = zip(self._chain, self._chain_probabilities, self._chain_proposers, strict=True)
-        for token, probability, proposers in chain:
-            node = node and self._child(node, token, probability, proposers[0])
-            if node is not None:
-                node.proposers = proposers
-        self._chain, self._chain_probabilities, self._chain_proposers = [], [], []
+        return tokens[overlap] in self._root.children
 
     def _add(
         self,
@@ -206,9 +168,6 @@ class DraftTrie:
         """Append committed tokens, keep the subtree below them and drop the rest."""
         self._best = None
         self._committed.extend(tokens)
-        if self._chain:
-            gone = len(tokens) if self._chain[: len(tokens)] == list(tokens) else len(self._chain)
-            del self._chain[:gone], self._chain_probabilities[:gone], self._chain_proposers[:gone]
         if self._root.drawn or self._root.children:
             for token in tokens:
                 self._root = self._root.drawn.get(token) or self._root.children.get(token) or _Node()
@@ -219,16 +178,13 @@ class DraftTrie:
 
         The noise of those positions decided the rejection, so drafters start a new stream here.
         """
-        self._chain, self._chain_probabilities, self._chain_proposers = [], [], []
         self._root, self._best = _Node(), None
         self._fence = len(self._committed)
 
     @property
     def best_length(self) -> int:
         """The length of `best_path` without limit."""
-        if self._root.drawn or self._root.children:
-            return len(self._best_chain().tokens)
-        return len(self._chain)
+        return len(self._best_chain().tokens)
 
     def best_path(self, limit: int) -> list[int]:
         """Return a greedy path of at most `limit` tokens: always the most probable child, the earliest one at a tie."""
@@ -272,9 +228,9 @@ class DraftTrie:
         if self._best is None and not self:
             self._best, self._has_choice = NO_DRAFT, False
         if self._best is None:
-            tokens = list(self._chain)
-            probabilities = list(accumulate(self._chain_probabilities, mul))
-            proposers = list(self._chain_proposers)
+            tokens: list[int] = []
+            probabilities: list[float] = []
+            proposers: list[Proposers] = []
             node, probability, self._has_choice = self._root, 1.0, False
             while children := node.drawn or node.children:
                 if len(children) == 1:
