@@ -202,7 +202,6 @@ def _in_process(options: argparse.Namespace) -> Iterator[_Lineup]:
 
 
 def _inflated(options: argparse.Namespace, name: str, device: str) -> LlamaForCausalLM:
-    """Load a model and inflate it on the device."""
     spec = ModelSpec(name=name, path=str(getattr(options, name)), dtype=options.dtype, device=device)
     model = load_model(replace(spec, max_length=_MAX_LENGTH))
     assert isinstance(model, LlamaForCausalLM)

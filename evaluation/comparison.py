@@ -108,7 +108,6 @@ async def _consistent(
 
 
 async def _written(run: Run, requests: Sequence[Request]) -> list[Delta]:
-    """Return the complete answer to each request."""
     parts: list[list[Delta]] = [[] for _ in requests]
     anew = [replace(request, request_id=new_request_id(), arrived_at_s=time.time()) for request in requests]
     async with aclosing(run(anew)) as batches:
@@ -121,7 +120,6 @@ async def _written(run: Run, requests: Sequence[Request]) -> list[Delta]:
 async def _chosen(
     service: Service, models: Sequence[str], strategy: StrategyOptions, requests: Sequence[Request]
 ) -> list[Delta]:
-    """Return the result of each request's deliberation."""
     deliberations = [
         Deliberation(request, models, strategy, service.run, service.coordinator.models) for request in requests
     ]
@@ -213,7 +211,6 @@ class Comparison:
         return self.workload.config.endpoints[self.workload.endpoint].models
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
         config, endpoint = self.workload.config, self.workload.endpoint
         return {
             "endpoint": endpoint,

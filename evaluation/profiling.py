@@ -162,7 +162,6 @@ def _long_enough(accepted: list[Tensor]) -> list[Tensor]:
 
 
 def _requests(workload: Workload) -> list[Request]:
-    """Return requests as the server makes them."""
     served = load_endpoints(workload.config)[workload.endpoint]
     if served.through_text:
         raise ConfigError(

@@ -69,7 +69,6 @@ class Report:
     acceptance: Sequence[float]  # by position: the share of drafts that were accepted up to there
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
         return {
             "server": self.server,
             "endpoint": self.endpoint,

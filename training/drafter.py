@@ -82,7 +82,6 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
 
 
 def _save(model: PreTrainedModel, start: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write bfloat16 weights, the vocabulary of the start and the tokenizer into a folder."""
     deepcopy(model).bfloat16().save_pretrained(folder)
     _copy_vocabulary(start, folder)
     tokenizer.save_pretrained(folder)

@@ -76,7 +76,6 @@ def _runner(shape: str, vocab_size: int, slots: int, max_length: int) -> Runner:
 
 
 def _report_memory(name: str, device: torch.device, record: Callable[[], None]) -> None:
-    """Print what graphs take on a GPU."""
     before = _free(device)
     record()
     print(f"{name}: {(before - _free(device)) / 2**20:,.0f} MiB")
@@ -98,7 +97,6 @@ def _report_prompts(runner: Runner, text: Sequence[int], context: int) -> None:
 
 
 def _read(runner: Runner, slot: int, text: Sequence[int]) -> None:
-    """Read a text into a slot, in chunks."""
     for start in range(0, len(text), _CHUNK):
         runner.logits([RowInput(slot, start, text[start : start + _CHUNK], wanted=1)])
 

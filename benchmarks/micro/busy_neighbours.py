@@ -36,7 +36,6 @@ def _neighbours(count: int) -> Iterator[None]:
 
 
 def _tokens_per_s(url: str, prompt: str, tokens: int) -> float:
-    """Return the speed of one answer, its prompt included."""
     model = httpx.get(f"{url}/v1/models").raise_for_status().json()["data"][0]["id"]
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     began_s = time.perf_counter()

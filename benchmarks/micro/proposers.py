@@ -92,7 +92,6 @@ def main() -> None:
 
 
 def _engine(name: str, args: argparse.Namespace) -> LLM:
-    """Return the engine of that name, in this process."""
     models: dict[str, object] = {"target": {"path": args.target, "threads": args.threads}}
     endpoint: dict[str, object] = {"target": "target", "ngram": {}, "draft_length": args.draft_length}
     if name == "medusa":
@@ -130,7 +129,6 @@ def _measure(
 def _run(
     llm: LLM, prompts: Sequence[str], params: SamplingParams, streams: int, requests: int
 ) -> tuple[Measurement, list[str]]:
-    """Return the measurement and the texts. requests: of each stream."""
     texts: list[str] = []
     tokens = steps = 0
     began_s, cpu_began_s = time.perf_counter(), time.process_time()

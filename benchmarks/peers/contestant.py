@@ -147,7 +147,6 @@ def interleave(
 
 
 def _take_turn(contestant: Contestant, workload: Workload) -> tuple[list[list[int]], float, Activity]:
-    """Return answers, seconds and activity."""
     for host in contestant.hosts:
         host.resume()
     time.sleep(_SETTLING_S)

@@ -104,7 +104,6 @@ def load(target: ModelSpec, drafter: ModelSpec) -> HuggingFace:
 
 
 def _constant(draft_length: int | None) -> dict[str, Any]:
-    """Return the settings of an assistant that always drafts γ tokens."""
     if draft_length is None:
         return {}
     return {

@@ -173,7 +173,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> tuple[list[Finding], Graphs]:
-    """Return findings, and the graphs that were captured."""
     metered = _metered(options.shape, options)
     at_start = metered.capture.captured
     findings = [_find_step(metered, name, options) for name in options.case or _CASES]

@@ -147,7 +147,6 @@ class Stage:
                 self._read()
 
     def _read(self) -> None:
-        """Note what the target committed."""
         self._drafter.receive(0.0)
         for _, message in self._coordinator.receive(0.0):
             if isinstance(message, Commit):
@@ -162,7 +161,6 @@ class Stage:
         self._target.turn()
 
     def _prepare(self) -> None:
-        """Let the drafts for the next step arrive."""
         drafted = self._load.width - 1
         accepted = round(_ACCEPTED * drafted)
         tokens = [0] * accepted + [1] * (drafted - accepted)

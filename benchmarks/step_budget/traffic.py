@@ -159,7 +159,6 @@ class Meter(TorchDispatchMode):
 
 
 def _copied(function: Any, args: Sequence[Any], result: Any) -> tuple[Tensor, Tensor] | None:
-    """Return source and target of a copy."""
     if function is aten.copy_.default:
         return args[1], args[0]
     if function is aten._to_copy.default:

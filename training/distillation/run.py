@@ -207,7 +207,6 @@ class StudentReport:
     steps: StepTimes
 
     def document(self) -> dict[str, object]:
-        """Return it for JSON."""
         speed_up = [
             {
                 "temperature": rates.temperature,
@@ -225,7 +224,6 @@ class StudentReport:
         return asdict(self) | measured | {"speed_up": speed_up}
 
     def text(self) -> str:
-        """Return it in Markdown."""
         lengths, positions, speed_ups = [], [], []
         for kind, name in _KINDS.items():
             for when, rates in [("before", each) for each in self.before] + [("after", each) for each in self.after]:
@@ -254,7 +252,6 @@ class StudentReport:
         )
 
     def _limits(self, rates: Rates, kind: str) -> list[SpeculationLimits]:
-        """Return the limits of the speed-up for drafts of 1, 2, … tokens."""
         times = self.steps
         return [
             SpeculationLimits(length, times.target_s[0], times.target_s[length], times.drafter_s, tokens)
