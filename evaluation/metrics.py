@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from statistics import fmean
+from typing import Any
 
 _COLUMNS = {  # in the order of the metrics, with their formats
     "tokens": ".0f", "entropy-1": ".2f", "entropy-2": ".2f", "entropy-3": ".2f",
@@ -76,7 +77,8 @@ def average(texts: Sequence[TextMetrics]) -> TextMetrics:
     if not texts:
         raise ValueError("no texts to average")
     columns = {each.name: [getattr(text, each.name) for text in texts] for each in fields(TextMetrics)}
-    return TextMetrics(**{name: None if None in values else fmean(values) for name, values in columns.items()})
+    means: dict[str, Any] = {name: None if None in values else fmean(values) for name, values in columns.items()}
+    return TextMetrics(**means)
 
 
 def _ngrams(tokens: Sequence[Hashable], n: int) -> Counter[tuple[Hashable, ...]]:
