@@ -80,10 +80,8 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
             return {self.proposers[0][0]: count}
         return dict(Counter([names[0] for names in self.proposers]))
 
-    def depths(self) -> Sequence[int]:
+    def depths(self) -> list[int]:
         """Return the depth of each token, [K]; 1: it follows the text."""
-        if self.is_chain:
-            return range(1, len(self.parents) + 1)
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -91,9 +89,6 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
     def paths(self) -> list[tuple[int, ...]]:
         """Return the tokens from the text down to each token, itself included, [K]."""
-        if self.is_chain:
-            tokens = tuple(self.tokens)
-            return [tokens[:end] for end in range(1, len(tokens) + 1)]
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(self.tokens, self.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))

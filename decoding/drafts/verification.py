@@ -66,11 +66,6 @@ def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool
 
     sampled: [K + 1] the target's tokens: after the text, then after each draft token.
     """
-    if draft.is_chain:
-        for accepted, (token, own) in enumerate(zip(draft.tokens, sampled, strict=False)):
-            if token != own:
-                return list(range(accepted)), True
-        return list(range(len(draft.tokens))), False
     path: list[int] = []
     last = -1
     rejected = False
