@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -28,10 +29,12 @@ from actors.replica.roles import Role
 from actors.wire.messages import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink
 from decoding.errors import UnavailableError
-from deployments.replicas.discovery import Discovery, ReplicaAddresses
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.host import compute_environment
 from tests.chaos.proxy import Relay, Relays
+
+if TYPE_CHECKING:  # it imports Ray, whose environment `python -m tests.chaos serve` sets first
+    from deployments.replicas.discovery import ReplicaAddresses
 
 _ASK_S = 3.0  # time for a replica to return its address, as in deployments/replicas/discovery.py
 _GIVEN_UP_S = 12.0  # time without an answer after which a process is killed
@@ -161,6 +164,8 @@ class Fleet:
     async def supervise(self) -> None:
         """Replace dead replicas and keep the coordinator informed, until `ending`."""
         models = {replica.spec.name for replica in self.replicas}
+        from deployments.replicas.discovery import Discovery
+
         discovery = Discovery({model: partial(self._ask, model) for model in models}, self.coordinator.set_replicas)
         discovering = asyncio.create_task(discovery.run())
         try:
@@ -174,7 +179,7 @@ class Fleet:
                 await discovering
             self._asking.shutdown()
 
-    async def _ask(self, model: str) -> ReplicaAddresses:
+    async def _ask(self, model: str) -> "ReplicaAddresses":
         loop = asyncio.get_running_loop()
         replicas = [replica for replica in self.replicas if replica.spec.name == model]
         answers = await asyncio.gather(
@@ -183,6 +188,8 @@ class Fleet:
         addresses = [address for address in answers if address is not None]
         if not addresses:
             raise UnavailableError(f"no replica of {model} is up")
+        from deployments.replicas.discovery import ReplicaAddresses
+
         return ReplicaAddresses(addresses)
 
 
