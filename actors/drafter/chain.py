@@ -112,7 +112,7 @@ class DraftChain:
         """
         tokens, slots, trunks, positions, columns, lengths, branches = state.rows  # [B]
         offsets = torch.arange(len(slots) + 1, device=slots.device)
-        layout = (slots, offsets, lengths, columns, positions, offsets[:-1], trunks, branches, branches)
+        layout = (slots, offsets, lengths, slots[:0], columns, positions, offsets[:-1], trunks, branches, branches)
         logits = self._runner.forward(tokens[None], positions[None], RaggedBatch(*layout))  # [B, V]
         tokens.copy_(state.chosen.choose(logits, used))
         state.rows[3:6] += 1

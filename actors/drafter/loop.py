@@ -30,7 +30,7 @@ from actors.wire.link import Link
 from actors.wire.messages import Admit, Advance, Message, Offer, ReplicaAddress, Report, ResendRequest
 from decoding.drafts.choices import RANKS, DraftChoice, RankCalibration
 from decoding.drafts.verification import distributions, draw
-from decoding.errors import UnavailableError
+from decoding.errors import ConfigError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Position
 from decoding.sampling.noise import draft_stream, gumbel, noise_key
@@ -60,7 +60,13 @@ class Drafter:
         """
         alternatives: the most nodes per row and step when there is spare capacity; 0: the chain alone.
         ahead: draft ahead of the verdicts and offer at once; else one draft, offered when `offers` is called.
+
+        Raises:
+            ConfigError: the model carries a state from token to token; trees of drafts can't go back in it.
         """
+        if runner.has_states:
+            name = type(runner.model).__name__
+            raise ConfigError(f"{name} carries a state from token to token; such models are targets, not drafters")
         self.times = LoopTimes()
         self._runner = runner
         self._alternatives = min(alternatives, WIDTH)

@@ -129,6 +129,11 @@ class RowTable(Generic[R]):
         row.resume(0)
         self._waiting[row.key] = row
 
+    def restart_if_lost(self, row: R) -> None:
+        """Preempt a row whose state a failed forward has left half written."""
+        if self._active.get(row.key) is row and any(map(self._cache.has_lost_state, row.slots)):
+            self.preempt(row)
+
     def note_forward(self) -> None:
         self._is_full = False
 
@@ -143,7 +148,7 @@ class RowTable(Generic[R]):
         computing: dict[bytes, R] = {}  # who computes a page next
         for row in self._active.values():
             row.waits_for_pages, row.shortest_waiting = False, sys.maxsize
-            if len(row.tokens) - row.cached > 1:
+            if len(row.tokens) - row.cached > 1 and self._cache.extends:
                 self._share_pages(row, computing)
         return failed
 

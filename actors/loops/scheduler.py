@@ -99,6 +99,7 @@ class Scheduler(Generic[R]):
     def _undo(self, shares: Sequence[Share[R]]) -> None:
         for share in shares:
             share.row.undo()
+            self._rows.restart_if_lost(share.row)
 
     def _note_success(self, shares: Sequence[Share[R]]) -> None:
         self._steps += 1

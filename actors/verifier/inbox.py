@@ -147,14 +147,15 @@ class TargetInbox:
         if not self._runner.can_run(message.tokens):
             size = self._runner.vocab_size
             raise UnavailableError(f"the prompt is empty, or has tokens outside the target's vocabulary of {size}")
-        if message.params.prompt_attention and not self._runner.single_device:
-            raise InvalidRequestError(
-                "attention can't be read from a model in parts", field="prompt_compression.method"
-            )
+        if message.params.prompt_attention and (not self._runner.single_device or self._runner.has_states):
+            reason = "attention can't be read from a model in parts, or from one that carries a state"
+            raise InvalidRequestError(reason, field="prompt_compression.method")
         if message.beams is not None:
             self._admit_beams(peer, message, message.beams)
             return
         message = self._take_over(peer, message)
+        if message.draft_length > self._runner.max_draft:
+            message = replace(message, draft_length=self._runner.max_draft)
         row = TargetRow(peer, message, acceptance=self._policy.acceptance, lookup=self._lookup.make(message))
         self._structures.begin(row)
         self._adapters.begin(row)
@@ -193,6 +194,10 @@ class TargetInbox:
         row = self._rows.get((peer, message.request_id))
         if row is not None and row.rejoins(message):
             return
+        if self._runner.has_states:  # drafts of a leader may be trees
+            raise UnavailableError(
+                "a model that carries a state from token to token can lead an ensemble, but not join"
+            )
         logits_mapping = self._logits_mappings.get(message.leader)
         member_row: MemberRow | None = None
         if logits_mapping is not None:

@@ -98,6 +98,7 @@ def text_batch(rows: int, width: int, columns: int, device: str) -> tuple[Ragged
         slots=torch.arange(rows),
         offsets=torch.arange(rows + 1) * width,
         lengths=torch.full((rows,), columns),
+        states=torch.tensor([], dtype=torch.int64),
         columns=written,
         positions=written,
         row_of=torch.arange(rows).repeat_interleave(width),

@@ -18,6 +18,7 @@ class RaggedBatch(NamedTuple):
     slots: Tensor  # [B] int64, each row's slot
     offsets: Tensor  # [B + 1] int64, the index of each row's first token, and N
     lengths: Tensor  # [B] int64, how many columns a row may read, its new ones included
+    states: Tensor  # [5 B] int64, each row's `StateRow`; [0]: the model carries no state
     columns: Tensor  # [N] int64, the column that each token is written to
     positions: Tensor  # [N] int64, each token's position in its text, without the gaps of a shortened prompt
     row_of: Tensor  # [N] int64, the index of each token's row

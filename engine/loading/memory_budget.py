@@ -1,5 +1,6 @@
 """Memory for models and their KV caches: how much is free, how many pages fit."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -52,8 +53,8 @@ def column_bytes(cache: KVPages, dtype: torch.dtype | None = None) -> dict[torch
     for store in (store for stores in cache.layers.values() for store in stores):
         numbers = store[0].numel() // cache.page_size
         used[store.device] = used.get(store.device, 0) + numbers * (dtype or store.dtype).itemsize
-    *_, last = used  # where logits are, too
-    used[last] += TOKEN_BYTES
+    last = next(reversed(used)) if used else cache.last_device  # where logits are, too
+    used[last] = used.get(last, 0) + TOKEN_BYTES
     return used
 
 
@@ -74,9 +75,39 @@ def check_weights(name: str, needed: int, smaller: Mapping[str, int], *, room: i
     )
 
 
-def choose_slots(wanted: int | Literal["auto"], device: torch.device) -> int:
-    """Return how many requests run at once. "auto": as many as the device computes well together."""
-    return AUTO_SLOTS.get(device.type, AUTO_SLOTS["cpu"]) if wanted == "auto" else wanted
+def state_bytes(cache: KVPages) -> dict[torch.device, int]:
+    """Return the bytes of one slot's states, and of one snapshot of them, on each device. cache: after a first call."""
+    used: dict[torch.device, int] = {}
+    for part in (part for parts in cache.state_memory.values() for part in parts):
+        used[part.device] = used.get(part.device, 0) + part[0].nbytes
+    return used
+
+
+def choose_slots(wanted: int | Literal["auto"], device: torch.device, fitting: int = sys.maxsize) -> int:
+    """Return how many requests run at once. "auto": as many as the device computes well together.
+
+    fitting: how many have room for their states; "auto" takes half of it, and leaves the rest to pages.
+    """
+    if wanted != "auto":
+        return wanted
+    return max(1, min(AUTO_SLOTS.get(device.type, AUTO_SLOTS["cpu"]), fitting // 2))
+
+
+def fitting_slots(state: Bytes, room: Bytes) -> int:
+    """Return how many slots have room for their states and as many snapshots. state: bytes of one, by device."""
+    return min((room[device] // (2 * size) - 1 for device, size in state.items()), default=sys.maxsize)
+
+
+def room_beside_states(name: str, slots: int, state: Bytes, room: Bytes) -> dict[torch.device, int]:
+    """Return the bytes left for pages. Raises ConfigError if the states of so many slots don't fit."""
+    needed = {device: size * (2 * slots + 1) for device, size in state.items()}
+    fitting = fitting_slots(state, room)
+    if slots > fitting:
+        raise ConfigError(
+            f"models.{name}.slots is {slots}: their states need {_in_words(sum(needed.values()))}, but there is room "
+            f"for {_in_words(sum(room[device] for device in needed))}; {max(fitting, 0)} slots would fit"
+        )
+    return {device: size - needed.get(device, 0) for device, size in room.items()}
 
 
 def fit_pages(

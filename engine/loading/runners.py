@@ -21,7 +21,10 @@ from engine.loading.memory_budget import (
     choose_slots,
     column_bytes,
     fit_pages,
+    fitting_slots,
+    room_beside_states,
     room_for_pages,
+    state_bytes,
     tied_output_bytes,
     weights_on_devices,
 )
@@ -80,6 +83,7 @@ class _Loaded(NamedTuple):
     model: PreTrainedModel
     weights: Bytes
     column: Bytes  # of one token's keys and values
+    state: Bytes  # of one slot's state
     heads: LoadedHeads | None = None
     hidden_layers: Sequence[int] = ()
     lora: LoraLayers | None = None
@@ -104,12 +108,14 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
         _load_adapters(spec, lora)
         weights = _sum([weights, lora.nbytes])
     with errors_of(spec):
-        column: Bytes = column_bytes(try_out(model), spec.kv_torch_dtype)
+        tried = try_out(model)
+    column: Bytes = column_bytes(tried, spec.kv_torch_dtype)
+    state: Bytes = state_bytes(tried)
     if heads is None:
-        return _Loaded(spec, model, weights, column, lora=lora)
+        return _Loaded(spec, model, weights, column, state, lora=lora)
     numbers = dict.fromkeys(column, heads.column_numbers * (spec.kv_torch_dtype or model.dtype).itemsize)
     weights, column = _sum([weights, weights_on_devices(heads.module)]), _sum([column, numbers])
-    return _Loaded(spec, model, weights, column, heads, lora=lora)
+    return _Loaded(spec, model, weights, column, state, heads, lora=lora)
 
 
 def _load_adapters(spec: ModelSpec, lora: LoraLayers) -> None:
@@ -133,18 +139,21 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
     max_queries = [max(each.spec.prefill_chunk, 64) for each in loaded]
     column = _sum([each.column for each in loaded] * caches)
     weights = _sum([each.weights for each in loaded])
-    slots = choose_slots(spec.slots, loaded[0].model.device)
+    state = _sum([each.state for each in loaded] * caches)
+    fitting = fitting_slots(state, room_for_pages(column, weights, spec.memory_bytes))
+    slots = choose_slots(spec.slots, loaded[0].model.device, fitting)
     graphs = [
         graph_bytes(
             each.model, slots, query, adapted=each.lora is not None, other_graphs=each.other_graph_count(slots, query)
         )
         for each, query in zip(loaded, max_queries, strict=True)
     ]
+    room = room_for_pages(column, weights, spec.memory_bytes, reserved=_sum(graphs * caches))
     pages = fit_pages(
         spec.name,
         spec.kv_tokens,
         column=column,
-        room=room_for_pages(column, weights, spec.memory_bytes, reserved=_sum(graphs * caches)),
+        room=room_beside_states(spec.name, slots, state, room),
         slots=slots,
         max_length=max(lengths),
         max_query=max(max_queries),

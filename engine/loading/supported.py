@@ -13,8 +13,10 @@ from engine.loading.settings import length_dependent_positions
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from engine.model.state_layers import carries_known_states
 
-_LAYER_KINDS = {"full_attention", "sliding_attention"}
+# Kinds of attention that run; kinds of layers without attention are checked as modules.
+_ATTENTION_KINDS = {"attention", "full_attention", "linear_attention", "sliding_attention"}
 _LENGTHS = (5, 9)  # tokens of the test's two calls
 _TOLERANCES = {torch.float32: 0.01}  # of the logits, relative to their own variation
 _LOOSE = 0.3  # for other types: rounding gives a few per cent, a text that is ignored gives 1
@@ -25,9 +27,10 @@ def check_config(config: PretrainedConfig, *, max_length: int) -> None:
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         raise ConfigError(f"{config.model_type} models have an encoder; only decoder-only models can be served")
-    unknown = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS)
-    if unknown:
-        raise ConfigError(f"it has layers of kind {', '.join(unknown)}; only {', '.join(sorted(_LAYER_KINDS))} can run")
+    kinds = {kind for kind in getattr(text, "layer_types", None) or () if "attention" in kind}
+    if unknown := sorted(kinds - _ATTENTION_KINDS):
+        can_run = ", ".join(sorted(_ATTENTION_KINDS))
+        raise ConfigError(f"it has layers of kind {', '.join(unknown)}; only {can_run} can run")
     if _uses_alibi(text):
         raise ConfigError("it biases attention by distance (ALiBi), which attention over KV slots does not support")
     for kind, original in length_dependent_positions(text):
@@ -44,7 +47,8 @@ def check_modules(model: PreTrainedModel) -> None:
     model: may be on the meta device.
     """
     name = type(model).__name__
-    if model._is_stateful:
+    kinds = set(getattr(model.config, "layer_types", None) or ("unknown",))
+    if model._is_stateful and not carries_known_states(model) and not kinds <= {"attention", "full_attention"}:
         raise ConfigError(f"{name} carries a state from token to token (recurrent layers), which slots do not hold")
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{name} computes attention itself, not through transformers' AttentionInterface")

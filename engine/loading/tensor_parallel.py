@@ -32,6 +32,7 @@ from engine.loading.supported import try_out
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from engine.model.state_layers import carries_known_states
 
 _TIMEOUT = timedelta(days=365)  # idle groups wait for requests; if a rank dies, the others' connections break
 
@@ -130,7 +131,10 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     if is_trimmed(config):
         raise ConfigError(f"models.{spec.name}.tensor_parallel: a drafter with a trimmed vocabulary runs on one device")
     least = group.least(room_for_weights([torch.device(group.rank.device)], spec.memory_bytes))
-    check_memory(spec, config, make_skeleton(spec, config), room=least)
+    skeleton = make_skeleton(spec, config)
+    if carries_known_states(skeleton):
+        raise ConfigError(f"models.{spec.name}.tensor_parallel: layers that carry a state run on one device")
+    check_memory(spec, config, skeleton, room=least)
     model = load_shard(spec, group)
     size: dict[str, int] = {
         "slots": choose_slots(spec.slots, model.device),

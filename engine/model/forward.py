@@ -18,6 +18,7 @@ from engine.layers.lora import LoraLayers
 from engine.model.hidden_states import HiddenStateHooks
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs, token_adapters
+from engine.model.state_layers import rows_of, token_multiple
 
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
 COMPARED_START = 5  # the first column of the calls in which a trace is compared
@@ -44,6 +45,7 @@ class ModelForward:
         self._model, self._cache, self._lora, self._device = model, cache, lora, model.device
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self._device)  # models make no mask where they get one
         self._traced: dict[bool, _Traced] = {}  # by whether tokens have adapters
+        self._multiple = token_multiple(model) if self._device.type == "cpu" else 1
         # Layers of oneDNN and of torch may round a single token's products differently.
         self._pads = self._device.type == "cpu" and any(
             isinstance(module, PackedLinear | nn.Linear) for module in model.modules()
@@ -58,12 +60,14 @@ class ModelForward:
         """Return the rows as inputs, padded for layers that pad: once, not in each of them."""
         count = sum(len(row.tokens) for row in rows)
         padded = padded_size(count) if self._pads else count
+        padded = -(-padded // self._multiple) * self._multiple
         packed = pack_inputs(
             rows,
             window=self.window,
             row_count=len(rows) + (padded > count),
             token_count=padded,
             spare_slot=self._cache.slots,
+            states=() if self._cache.states is None else self._cache.states.plan(rows),
         )
         adapters = [] if self._lora is None else token_adapters(rows)
         slots = [*adapters, *[0] * (padded - len(adapters))]
@@ -109,7 +113,8 @@ class ModelForward:
     def logits(self, inputs: ForwardInputs, wanted: Tensor | None = None, **options: object) -> Tensor:
         """Return [·, V] float32 by the model's Python. wanted: as above. options: for the model, such as a reader."""
         adapters = inputs.adapters
-        with nullcontext() if adapters is None or self._lora is None else self._lora.applied(adapters):
+        adapted = nullcontext() if adapters is None or self._lora is None else self._lora.applied(adapters)
+        with adapted, rows_of(inputs.batch, self._cache):
             logits: Tensor = self._model(
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,
@@ -150,6 +155,7 @@ class ModelForward:
 
     def _example(self, counts: Sequence[int], logits: int, *, adapted: bool, start: int = 1) -> Example:
         """Return a call. counts: the tokens of each row, from column `start` on. logits: after how many tokens."""
+        self._cache.clear_all()
         vocab_size = int(self._model.config.get_text_config().vocab_size)
         text = iter([(7 * start + 131 * index) % vocab_size for index in range(sum(counts))])
         rows = [

@@ -4,13 +4,15 @@ Rollback is free: columns beyond a row's length are written again before they ar
 """
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from decoding.sampling.transfer import tensor_on
 from engine.model.page_tables import PAGE_SIZE, PageTables
+from engine.model.row_states import RowStates
 
 
 class KVPages(PageTables):
@@ -25,7 +27,68 @@ class KVPages(PageTables):
         self.dtype: torch.dtype | None = None  # the pages'; None: that of the states. Set it before the first call
         # by module: keys [pages + 1, kv_heads, head_dim, page_size], values [pages + 1, kv_heads, page_size, head_dim]
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
+        self.states: RowStates | None = None  # of layers that carry one; None: none does
+        self.state_memory: dict[Hashable, tuple[Tensor, ...]] = {}  # by layer and kind, [cells, …] each
         self._mirrors: dict[torch.device, Tensor] = {self.tables.device: self.tables}
+
+    def carry_states(self, snapshots: int) -> None:
+        """Keep states beside pages. snapshots: how many of texts' beginnings. Call it before the first call."""
+        self.states = RowStates(self.slots, snapshots, self.page_size)
+
+    def add_state(
+        self, layer: Hashable, device: torch.device, *parts: tuple[Sequence[int], torch.dtype]
+    ) -> tuple[Tensor, ...]:
+        """Allocate what a layer carries. parts: the shape of each part of a cell, and its type."""
+        assert self.states is not None
+        cells = self.states.cells
+        self.state_memory[layer] = tuple(_zeros((cells, *shape), dtype, device) for shape, dtype in parts)
+        return self.state_memory[layer]
+
+    @contextmanager
+    def losing_states(self, slots: Iterable[int]) -> Iterator[None]:
+        """If the forward in the block fails, its slots have no state any more."""
+        try:
+            yield
+        except BaseException:
+            if self.states is not None:
+                self.states.lose(slots)
+            raise
+
+    def has_lost_state(self, slot: int) -> bool:
+        """Whether a slot's text can't go on, and must be read again."""
+        return self.states is not None and self.states.is_lost(slot)
+
+    def take(self, keys: Sequence[bytes] = ()) -> tuple[int, int]:
+        """As in `PageTables`. A model that carries states goes on only from where there is a snapshot of them."""
+        if self.states is None:
+            return super().take(keys)
+        known = next((index for index, key in enumerate(keys) if not self.is_known(key)), len(keys))
+        pages = self.states.longest(keys, known)
+        slot, held = super().take()
+        while held < pages * self.page_size:
+            held = super().extend(slot, [keys[index] for index in range(pages)], held)
+        self.states.begin(slot, keys, pages, known)
+        return slot, held
+
+    @property
+    def extends(self) -> bool:
+        """As in `PageTables`. States are taken over with a slot only."""
+        return self.states is None
+
+    def clear(self, slot: int) -> None:
+        """Release all pages of a slot, and its state."""
+        super().clear(slot)
+        if self.states is not None:
+            self.states.clear(slot)
+
+    @torch.inference_mode()
+    def fork(self, source: int, target: int, end: int) -> None:
+        """Let the target have the source's first `end` columns, by reference, and a copy of its state."""
+        super().fork(source, target, end)
+        if self.states is not None:
+            cell = self.states.fork(source, target, end)
+            for part in (part for parts in self.state_memory.values() for part in parts):
+                part[target] = part[cell]
 
     def tables_on(self, device: torch.device) -> Tensor:
         """Return the page tables on a device, always at the same address: [slots + 1, P] int32."""
@@ -33,12 +96,18 @@ class KVPages(PageTables):
             self._mirrors[device] = self.tables.to(device)
         return self._mirrors[device]
 
+    @property
+    def last_device(self) -> torch.device:
+        """The device of the last layer that keeps anything, after a first call."""
+        stores = [*self.layers.values(), *self.state_memory.values()]
+        return stores[-1][0].device
+
     def add_layer(self, module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
         """Allocate the pages of an attention module. key, value: [1, kv_heads, N, head_dim], examples of its states."""
         pages, heads = self.allocator.pages + 1, key.shape[1]
         self.layers[module] = (
-            _zeros((pages, heads, key.shape[3], self.page_size), key, self.dtype),
-            _zeros((pages, heads, self.page_size, value.shape[3]), value, self.dtype),
+            _zeros((pages, heads, key.shape[3], self.page_size), self.dtype or key.dtype, key.device),
+            _zeros((pages, heads, self.page_size, value.shape[3]), self.dtype or value.dtype, value.device),
         )
 
     def prepare_writes(self, extents: Iterable[tuple[int, int, int]]) -> None:
@@ -105,14 +174,13 @@ class KVPages(PageTables):
         return {keys.device for keys, _ in self.layers.values()}
 
 
-def _zeros(shape: Sequence[int], example: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros.
 
     On a CPU the memory is mapped anonymously. It is zero without being written, so a page of the cache takes no memory
     before it is used, and it is aligned for any vector instruction. `torch.zeros` may write to all of its memory.
     """
-    dtype = example.dtype if dtype is None else dtype
-    if example.device.type != "cpu":
-        return torch.zeros(*shape, dtype=dtype, device=example.device)
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, torch.Size(shape).numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)

@@ -219,6 +219,15 @@ class PageTables:
         """Return whether a slot could take over the page with this key."""
         return self.allocator.find(key) is not None
 
+    @property
+    def extends(self) -> bool:
+        """Whether a slot can take over known pages while its text is read, not only at first."""
+        return True
+
+    def has_lost_state(self, slot: int) -> bool:
+        """Whether a slot's text can't go on, and must be read again. Pages alone lose nothing."""
+        return False
+
     def note_text(self, slot: int, keys: Sequence[bytes]) -> None:
         """Make the slot's first pages, which are full of text, known by these keys."""
         for index in range(self.known[slot], len(keys)):

@@ -13,6 +13,7 @@ from torch import Tensor
 from decoding.drafts.draft import Draft
 from decoding.sampling.transfer import copy_to
 from engine.kernels.attention import MAX_BRANCHES, RaggedBatch
+from engine.kernels.state import StateRow
 
 
 class RowInput(msgspec.Struct, frozen=True, gc=False):
@@ -33,6 +34,7 @@ class RowInput(msgspec.Struct, frozen=True, gc=False):
     wanted: int | None = None
     positions: Sequence[int] | None = None  # of the tokens, as the model sees them; None: those in the text
     adapter: int = 0  # the slot of the LoRA weights that its tokens get; 0: none
+    settled: int | None = None  # how many of its columns hold text for sure, once it has run; None: all of them
 
     @property
     def logits_count(self) -> int:
@@ -68,14 +70,14 @@ def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:
     """Return the input of a text's last token, written to column `start`, and K draft tokens: K + 1 in all."""
     tokens = [token, *draft.tokens]
     if draft.is_chain:
-        return RowInput(slot, start, tokens)
+        return RowInput(slot, start, tokens, settled=start + 1)
     return tree_input(slot, start, Draft(tokens, [-1, *(parent + 1 for parent in draft.parents)]))
 
 
 def tree_input(slot: int, start: int, draft: Draft) -> RowInput:
     """Return the input of draft tokens below the text in columns 0 … start - 1."""
     if draft.is_chain:
-        return RowInput(slot, start, draft.tokens)
+        return RowInput(slot, start, draft.tokens, settled=start)
     paths: list[list[int]] = []
     for index, parent in enumerate(draft.parents):
         paths.append([*(paths[parent] if parent >= 0 else ()), start + index])
@@ -85,7 +87,7 @@ def tree_input(slot: int, start: int, draft: Draft) -> RowInput:
 class PackedInputs(NamedTuple):
     """The inputs of a forward in one tensor, because each copy to a GPU takes the host's time."""
 
-    integers: Tensor  # [3 B + 1 + 7 N] int64, or 8 N with a window; others may follow
+    integers: Tensor  # [3 B + 1 + 7 N] int64, 8 N with a window, 8 B with states; others may follow
     sizes: Sequence[int]  # of the parts of `integers`
 
     def copy_to(self, device: torch.device) -> "PackedInputs":
@@ -106,6 +108,7 @@ def pack_inputs(
     row_count: int = 0,
     token_count: int = 0,
     spare_slot: int = 0,
+    states: Sequence[StateRow] = (),
     rest: Sequence[int] = (),
 ) -> PackedInputs:
     """Pack rows on the CPU.
@@ -114,6 +117,7 @@ def pack_inputs(
         window: the sliding window of the layers that have one, in tokens.
         row_count, token_count: the least B and N. Padding needs at least one row more than given.
         spare_slot: the slot that padding is written to.
+        states: of the rows, if the model carries any.
         rest: other integers for the same copy to the device, which follow.
 
     Raises:
@@ -129,15 +133,29 @@ def pack_inputs(
         slots += [spare_slot] * padding_rows
         lengths += [1] * padding_rows
     total, real = sum(counts), sum(counts) - padding
-    sizes = [total, total, len(counts), len(counts) + 1, len(counts), *[total] * (5 if window is None else 6)]
+    state_rows = [*states, *[StateRow(spare_slot, 0)] * padding_rows] if states else []
+    state_size = sum(map(len, state_rows))
+    per_token = [total] * (5 if window is None else 6)
+    sizes = [total, total, len(counts), len(counts) + 1, len(counts), state_size, *per_token]
     integers = numpy.zeros(sum(sizes) + len(rest), dtype=numpy.int64)
     ends = list(accumulate(sizes))
     integers[ends[-1] :] = rest
-    tokens, model_positions, all_slots, offsets, all_lengths, columns, positions, row_of, trunks, *branches = (
-        integers[end - size : end] for size, end in zip(sizes, ends, strict=True)
-    )
+    (
+        tokens,
+        model_positions,
+        all_slots,
+        offsets,
+        all_lengths,
+        all_states,
+        columns,
+        positions,
+        row_of,
+        trunks,
+        *branches,
+    ) = (integers[end - size : end] for size, end in zip(sizes, ends, strict=True))
     tokens[:real] = list(chain.from_iterable([row.tokens for row in rows]))
     all_slots[:], all_lengths[:] = slots, lengths
+    all_states[:] = list(chain.from_iterable(state_rows))
     offsets[1:] = numpy.cumsum(counts)
     row_of[:] = numpy.repeat(numpy.arange(len(counts)), counts)
     columns[:real] = (numpy.arange(total) + (starts - offsets[:-1])[row_of])[:real]

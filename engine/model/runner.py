@@ -24,6 +24,8 @@ from engine.model.forward import COMPARED_START, ModelForward
 from engine.model.hidden_states import HiddenStateHooks, HiddenStates
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, token_adapters, wanted_tokens
+from engine.model.row_states import MAX_UNSETTLED
+from engine.model.state_layers import use_state_layers
 from engine.model.thread_choice import ThreadChoice
 
 
@@ -57,6 +59,7 @@ class Runner:
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.max_length, self.max_query = max_length, max_query
         self.lora = lora
+        self._carries_states = use_state_layers(self.model)
         self.use_cache(KVPages(slots=slots, capacity=max_length + max_query, pages=pages))
         self._threads: ThreadChoice | None = None  # None: a fixed number
         self._graphs: CudaGraphs | None = None
@@ -66,13 +69,16 @@ class Runner:
         # Whether this process has all of the model on one device; `forward` needs that.
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
         # Whether tokens get the same bits in trees as in chains, if they do in all batches.
-        self.trees_are_exact = not any(isinstance(module, FixedOrderLinear) for module in model.modules())
+        fixed_order = any(isinstance(module, FixedOrderLinear) for module in model.modules())
+        self.trees_are_exact = not fixed_order and not self.has_states
         if self.device.type == "cuda":
             self.use_graphs()
 
     def use_cache(self, cache: KVPages) -> None:
         """Keep keys and values there. Call it before the first call."""
         self.cache = cache
+        if self._carries_states and cache.states is None:
+            cache.carry_states(cache.slots)
         self._forward = ModelForward(self.model, cache, self.lora)
         self.window = self._forward.window  # the sliding window of the layers that have one; None: none has
 
@@ -100,7 +106,7 @@ class Runner:
         A graph covers one device. One process of a tensor-parallel group can't record alone: its kernels wait for the
         others'. capture: another way to record a call, for tests without a GPU.
         """
-        if not self.single_device:
+        if not self.single_device or self.has_states:  # there is no kernel for states on a GPU yet
             return
         self.recorder = GraphRecorder(self.device, capture)
         self._graphs = CudaGraphs(
@@ -113,6 +119,16 @@ class Runner:
             adapted=self.lora is not None,
             recorder=self.recorder,
         )
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the model carries a state from token to token, beside keys and values."""
+        return self.cache.states is not None
+
+    @property
+    def max_draft(self) -> int:
+        """The most tokens of a draft that the model can take back."""
+        return MAX_UNSETTLED if self.has_states else self.max_length
 
     @property
     def padded_sizes(self) -> Sequence[int]:
@@ -134,7 +150,7 @@ class Runner:
 
         Pages must be allocated and free, because some are overwritten.
         """
-        if self.device.type != "cpu" or not self.single_device:
+        if self.device.type != "cpu" or not self.single_device or self.has_states:
             return
         room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
         longest = min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - COMPARED_START, room)
@@ -194,7 +210,8 @@ class Runner:
             self.cache.prepare_writes(extents)
             tokens, positions, batch, adapters = self._forward.pack(rows)
             count = tokens.numel()
-            with nullcontext() if self._threads is None else self._threads.timing(count):
+            timed = nullcontext() if self._threads is None else self._threads.timing(count)
+            with timed, self.cache.losing_states(row.slot for row in rows):
                 logits, *hidden = self._forward(tokens, positions, batch, self._to_keep(wanted, count), adapters)
         if hidden:
             last, layers = hidden

@@ -66,6 +66,7 @@ def make_case(
         torch.tensor(slots),
         torch.tensor(offsets),
         torch.tensor([row.length for row in rows]),
+        torch.tensor([], dtype=torch.int64),
         *(columns, positions, row_of, trunks, branches, branches),
     )
     count = len(rows) * width + 3

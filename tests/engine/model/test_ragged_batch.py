@@ -26,7 +26,7 @@ def test_ragged_rows_lie_one_after_the_other() -> None:
     assert tokens.tolist() == [[7, 8, 9]]
     assert positions.tolist() == [[2, 3, 4]]
     assert [field.tolist() for field in batch[:3]] == [[3, 1], [0, 2, 3], [4, 5]]
-    assert [field.tolist() for field in batch[3:6]] == [[2, 3, 4], [2, 3, 4], [0, 0, 1]]
+    assert [field.tolist() for field in batch[4:7]] == [[2, 3, 4], [2, 3, 4], [0, 0, 1]]
     assert batch.trunks.tolist() == [3, 4, 5]
     assert batch.branches.tolist() == [0, 0, 0]
     assert batch.window_branches is batch.branches
@@ -37,7 +37,7 @@ def test_all_padding_is_in_the_last_row() -> None:
     assert tokens.tolist() == [[7, 8, 9, 0, 0, 0]]
     assert positions.tolist() == [[2, 3, 4, 0, 0, 0]]
     assert [field.tolist() for field in batch[:3]] == [[3, 1, 5, 5], [0, 2, 3, 3, 6], [4, 5, 1, 1]]
-    assert [field.tolist() for field in batch[3:6]] == [[2, 3, 4, 0, 0, 0], [2, 3, 4, 0, 0, 0], [0, 0, 1, 3, 3, 3]]
+    assert [field.tolist() for field in batch[4:7]] == [[2, 3, 4, 0, 0, 0], [2, 3, 4, 0, 0, 0], [0, 0, 1, 3, 3, 3]]
     assert batch.trunks.tolist() == [3, 4, 5, 1, 1, 1]
 
 

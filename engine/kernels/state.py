@@ -1,0 +1,144 @@
+"""Layers that carry a state from token to token: causal convolutions and linear recurrences over ragged rows.
+
+A row has a state, which holds the effect of its text's first columns, and a ring of the inputs of its last columns. A
+step rebuilds the state at its first column from these, so a rejected draft costs no second forward, and a draft's
+tokens are written to the ring only. Tokens are taken in one by one in float32, so a token's bits depend on its text
+alone. This is the reference in plain torch, which runs where no kernel does.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.attention import RaggedBatch
+
+RING = 32  # columns whose inputs are kept, so the most tokens of a draft with what a convolution looks back
+
+
+class StateRow(NamedTuple):
+    """Where a row's state is, and what becomes of it. Cells are those of slots, then those of snapshots."""
+
+    source: int  # the cell with the state, and the inputs of the columns after it
+    held: int  # how many columns' effects it holds; 0: there is no state yet
+    keep: int = -1  # after how many columns the state goes to the cell of the row's slot; -1: it is not written
+    snapshot_at: int = -1  # the same for a snapshot
+    snapshot: int = 0  # its cell
+
+
+class Convolution(NamedTuple):
+    """What a causal convolution of each channel computes with."""
+
+    x: Tensor  # [N, D]
+    weight: Tensor  # [W, D] float32, of the oldest input first
+    bias: Tensor | None  # [D] float32
+    ring: Tensor  # [cells, RING, D], of inputs, in the type of x
+    batch: RaggedBatch
+    silu: bool  # whether the result goes through that function
+
+
+class Recurrence(NamedTuple):
+    """What a recurrence computes with: S ← decay · S, S ← S + key ⊗ update, output = scale · query · S.
+
+    The update is the value; with the delta rule (Yang et al., arXiv 2412.06464, equation 10) beta · (value - key · S).
+    """
+
+    query: Tensor  # [N, G, K] float32; head h has the query and the key of group h · G / H
+    key: Tensor  # [N, G, K] float32
+    value: Tensor  # [N, H, V] float32
+    decay: Tensor  # [N, H] float32, its logarithm
+    beta: Tensor | None  # [N, H] float32; None: no delta rule
+    states: Tensor  # [cells, H, K, V] float32
+    ring: Tensor  # [cells, RING, G · K + H · V + 2 H] float32: keys, values, decays, betas
+    batch: RaggedBatch
+    normalises: bool  # whether queries and keys are scaled to length 1
+    scale: float
+
+
+def state_rows(batch: RaggedBatch) -> list[StateRow]:
+    """Return the rows of a batch, [B]."""
+    return [StateRow(*row) for row in batch.states.view(-1, len(StateRow._fields)).tolist()]
+
+
+def convolve(args: Convolution) -> Tensor:
+    """Return the convolution of each token with those before it, [N, D], and keep the inputs of the last columns."""
+    width = len(args.weight)
+    output = torch.empty_like(args.x)
+    for row, slot, first, end, start in _rows(args.batch):
+        past = range(max(0, start - width + 1), start)
+        before = args.ring[row.source, [column % RING for column in past]]
+        missing = args.x.new_zeros(width - 1 - len(past), args.x.shape[1])
+        inputs = torch.cat([missing, before, args.x[first:end]]).float()
+        result = torch.zeros_like(inputs[width - 1 :])
+        for tap in range(width):
+            result = result + inputs[tap : tap + end - first] * args.weight[tap]
+        if args.bias is not None:
+            result = result + args.bias
+        output[first:end] = (result * torch.sigmoid(result) if args.silu else result).to(output.dtype)
+        known = inputs[width - 1 - len(past) :].to(args.ring.dtype)
+        _keep(args.ring[slot], known, past.start, start + end - first)
+        if row.snapshot_at >= 0:
+            _keep(args.ring[row.snapshot], known, past.start, row.snapshot_at)
+    return output
+
+
+def recur(args: Recurrence) -> Tensor:
+    """Return the output after each token, [N, H, V] float32, and keep states and inputs."""
+    output = torch.empty_like(args.value)
+    inputs = torch.cat([args.key.flatten(1), args.value.flatten(1), args.decay, _betas(args)], dim=1)
+    for row, slot, first, end, start in _rows(args.batch):
+        columns = [column % RING for column in range(row.held, start)]
+        known = torch.cat([args.ring[row.source, columns], inputs[first:end]])
+        state = args.states[row.source].clone() if row.held else torch.zeros_like(args.states[0])
+        for column, packed in enumerate([*known, None], row.held):
+            if column == row.keep:
+                args.states[slot] = state
+            if column == row.snapshot_at:
+                args.states[row.snapshot] = state
+            if packed is None:
+                break
+            state = _updated(args, state, packed)
+            if column >= start:
+                query = _per_head(args, args.query[first + column - start])
+                output[first + column - start] = (query[:, None] @ state)[:, 0] * args.scale
+        _keep(args.ring[slot], known, row.held, start + end - first)
+        if row.snapshot_at >= 0:
+            _keep(args.ring[row.snapshot], known, row.held, row.snapshot_at)
+    return output
+
+
+def _updated(args: Recurrence, state: Tensor, packed: Tensor) -> Tensor:
+    """Return the state after one more token, [H, K, V]. packed: its inputs, as in the ring."""
+    heads, width = args.value.shape[1:]
+    sizes = args.key[0].numel(), heads * width, heads, heads
+    key, value, decay, beta = packed.split(sizes)
+    key, value = _per_head(args, key.view_as(args.key[0])), value.view(heads, width)
+    state = state * decay.exp()[:, None, None]
+    if args.beta is not None:
+        value = (value - (key[:, None] @ state)[:, 0]) * beta[:, None]
+    state += key[:, :, None] * value[:, None]
+    return state
+
+
+def _per_head(args: Recurrence, groups: Tensor) -> Tensor:
+    """Return a token's queries or keys by head, [H, K]. groups: [G, K]."""
+    if args.normalises:
+        groups = groups * torch.rsqrt(groups.square().sum(dim=-1, keepdim=True) + 1e-6)
+    return groups.repeat_interleave(args.value.shape[1] // len(groups), dim=0)
+
+
+def _betas(args: Recurrence) -> Tensor:
+    return torch.ones_like(args.decay) if args.beta is None else args.beta
+
+
+def _rows(batch: RaggedBatch) -> list[tuple[StateRow, int, int, int, int]]:
+    """Return the rows with tokens: each with its slot, its first token, the end of its tokens, and its first column."""
+    offsets = batch.offsets.tolist()
+    rows = zip(state_rows(batch), batch.slots.tolist(), offsets, offsets[1:], strict=False)
+    return [(*row, int(batch.columns[row[2]])) for row in rows if row[3] > row[2]]
+
+
+def _keep(ring: Tensor, inputs: Tensor, first: int, end: int) -> None:
+    """Write the inputs of columns first … end - 1 to a ring, as far as it has room for the last of them."""
+    for column in range(max(first, end - RING), end):
+        ring[column % RING] = inputs[column - first]

@@ -1,0 +1,171 @@
+"""Layers that carry a state, made to run over ragged rows.
+
+transformers' layers leave their convolutions and recurrences to functions of their modules. Here each layer's own
+forward runs with others in place of these. So its projections, gates and norms stay as they are, and without a batch
+of rows, as in `generate`, so does all of it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import gcd
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers import PreTrainedModel
+
+from engine.kernels import native_state
+from engine.kernels.attention import RaggedBatch
+from engine.kernels.state import RING, Convolution, Recurrence
+from engine.model.kv_pages import KVPages
+
+_ELEMENTS = 64  # of a few vectors, as many as torch's loops take at once
+_Function = Callable[..., Any]
+
+
+class Inputs(NamedTuple):
+    """What a recurrence takes for N tokens, as in `Recurrence`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    beta: Tensor | None
+
+
+class StateLayer:
+    """What one layer of a model carries, and its functions over the rows of the current batch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._conv_weight: tuple[Tensor, Tensor | None] | None = None
+
+    def functions(self) -> dict[str, Callable[[_Function], _Function]]:
+        """Return makers of the functions to put in place of others, by their names in transformers."""
+        return {
+            "causal_conv1d_fn": self._convolution,
+            "torch_chunk_gated_delta_rule": self._delta_rule,
+            "mamba2_chunk_scan": self._scan,
+        }
+
+    def _convolution(self, original: _Function) -> _Function:
+        def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, **more: Any) -> Any:
+            """x: [1, D, N]; weight: [D, W]. Returns [1, D, N]."""
+            current = _current.get()
+            if current is None:
+                return original(x, weight, bias, **more)
+            batch, cache = current
+            if self._conv_weight is None:
+                self._conv_weight = weight.float().T.contiguous(), None if bias is None else bias.float()
+            (ring,) = self._memory(cache, "convolution", x.device, ((RING, x.shape[1]), x.dtype))
+            tokens = x[0].T.contiguous()
+            silu = more.get("activation") is not None
+            return native_state.convolve(Convolution(tokens, *self._conv_weight, ring, batch, silu)).T[None]
+
+        return convolve
+
+    def _delta_rule(self, original: _Function) -> _Function:
+        def recur(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Any:
+            """query, key: [1, N, G, K]; value: [1, N, H, V]; g, beta: [1, N, H]. Returns [1, N, H, V]."""
+            current = _current.get()
+            if current is None:
+                return original(query, key, value, **more)
+            inputs = Inputs(query[0], key[0], value[0], more["g"][0], more["beta"][0])
+            normalises, scale = more["use_qk_l2norm_in_kernel"], query.shape[-1] ** -0.5
+            output = self._recur(*current, inputs, normalises=normalises, scale=scale)
+            return output[None].to(query.dtype), None
+
+        return recur
+
+    def _scan(self, original: _Function) -> _Function:
+        def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **more: Any) -> Any:
+            """x: [1, N, H, P]; dt: [1, N, H]; a: [H]; b, c: [1, N, G, S]. Returns [1, N, H, P]. Mamba 2."""
+            current = _current.get()
+            if current is None:
+                return original(x, dt, a, b, c, **more)
+            steps = dt if more.get("dt_bias") is None else dt + more["dt_bias"].to(dt.dtype)
+            steps = softplus(steps) if more.get("dt_softplus") else steps
+            steps = steps.clamp(*more.get("dt_limit", (0.0, float("inf"))))[0].float()
+            values = x[0].float()
+            inputs = Inputs(c[0], b[0], values * steps[..., None], steps * a, None)
+            output = self._recur(*current, inputs, normalises=False, scale=1.0)
+            if more.get("D") is not None:
+                output = output + values * more["D"].float()[:, None]
+            return output[None]
+
+        return scan
+
+    def _recur(self, batch: RaggedBatch, cache: KVPages, inputs: Inputs, *, normalises: bool, scale: float) -> Tensor:
+        """Return the outputs, [N, H, V] float32."""
+        key, value = inputs.key, inputs.value
+        heads, width = value.shape[1:]
+        size = key[0].numel() + heads * width + 2 * heads
+        shapes = ((heads, key.shape[-1], width), torch.float32), ((RING, size), torch.float32)
+        states, ring = self._memory(cache, "recurrence", key.device, *shapes)
+        query, key, value, decay = (part.float().contiguous() for part in inputs[:4])
+        beta = None if inputs.beta is None else inputs.beta.float().contiguous()
+        args = Recurrence(query, key, value, decay, beta, states, ring, batch, normalises, scale)
+        return native_state.recur(args)
+
+    def _memory(
+        self, cache: KVPages, kind: str, device: torch.device, *parts: tuple[tuple[int, ...], torch.dtype]
+    ) -> tuple[Tensor, ...]:
+        key = self._module, kind
+        return cache.state_memory.get(key) or cache.add_state(key, device, *parts)
+
+
+_current: ContextVar[tuple[RaggedBatch, KVPages] | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def rows_of(batch: RaggedBatch, cache: KVPages) -> Iterator[None]:
+    """Let layers that carry a state run over these rows within the context."""
+    token = _current.set((batch, cache))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def carries_known_states(model: PreTrainedModel) -> bool:
+    """Whether the model has layers that carry a state, of a kind that runs over ragged rows."""
+    return any(True for _ in _layers(model))
+
+
+def _layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, FunctionType, set[str]]]:
+    """Yield the layers that carry a state, their class's forward, and the functions in it that are to be others."""
+    for module in model.modules():
+        forward = inspect.unwrap(type(module).forward)
+        if isinstance(forward, FunctionType):
+            names = StateLayer(module).functions().keys() & set(forward.__code__.co_names)
+            if names:
+                yield module, forward, names
+
+
+def token_multiple(model: PreTrainedModel) -> int:
+    """Return a number of tokens by whose multiples torch's functions give a token the same bits on a CPU.
+
+    They compute the last elements of a tensor, which fill no vectors, by other formulas.
+    """
+    biases = (getattr(module, "dt_bias", None) for module, _, _ in _layers(model))
+    widths = [len(bias) for bias in biases if isinstance(bias, Tensor)]
+    return max((_ELEMENTS // gcd(_ELEMENTS, width) for width in widths), default=1)
+
+
+def use_state_layers(model: PreTrainedModel) -> bool:
+    """Let the model's layers that carry a state run over ragged rows. Returns whether there are any."""
+    any_layer = False
+    for module, forward, names in _layers(model):
+        any_layer = True
+        if "forward" in vars(module):  # it has been done
+            continue
+        makers = StateLayer(module).functions()
+        scope = forward.__globals__ | {name: makers[name](forward.__globals__[name]) for name in names}
+        bound = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+        bound.__kwdefaults__ = forward.__kwdefaults__
+        vars(module)["forward"] = MethodType(bound, module)
+    return any_layer

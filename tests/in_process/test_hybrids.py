@@ -1,0 +1,159 @@
+"""Models whose layers carry a state: their bits, and their texts with drafts, in company and after preemption."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from actors.coordinator.request import Endpoint, Request, new_request_id
+from actors.loops.options import LoopOptions
+from actors.replica.in_process import Engine
+from decoding.beams.options import BeamOptions
+from decoding.drafts.ngram import NgramOptions
+from decoding.errors import ConfigError
+from decoding.sampling.params import SamplingParams
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_runner
+from engine.model.ragged_batch import RowInput
+from engine.model.runner import Runner
+from tests.support.hybrids import CONFIGS, VOCAB, tiny_hybrid
+from tests.support.models import tiny_model
+
+LENGTH = 41
+EXPERTS = {"qwen3_next", "lfm2_moe"}  # torch computes fused experts: docs/verification.md
+
+
+def load(folder: Path, **options: Any) -> Runner:
+    spec = ModelSpec(name="m", path=str(folder), device="cpu", slots=4, max_length=96, dtype="float32", threads=1)
+    return load_runner(replace(spec, prefill_chunk=32, **options))
+
+
+SAMPLE = {"qwen3_5_text", "lfm2", "granitemoehybrid"}  # a family of each kind
+PARAMS = [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow) for name in CONFIGS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    tiny_hybrid(request.param).save_pretrained(path)
+    return path
+
+
+def tokens_of(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, VOCAB) for _ in range(count)]
+
+
+def in_steps(runner: Runner, text: Sequence[int], *, seed: int) -> Tensor:
+    """Return the logits of a text that is read in a chunk, then in steps with drafts that are partly wrong."""
+    rng, position = random.Random(seed), 7
+    runner.cache.clear(1)
+    logits = [runner.logits([RowInput(1, 0, text[:position])]).clone()]
+    while position < len(text):
+        right = text[position : position + 1 + rng.randrange(5)]
+        wrong = [(token + 1) % VOCAB for token in text[position + len(right) : position + 6]]
+        step = runner.logits([RowInput(1, position, [*right, *wrong], settled=position + 1)])
+        logits.append(step[: len(right)].clone())
+        position += len(right)
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tokens_bits_depend_on_its_text_alone(folder: Path, dtype: str) -> None:
+    runner = load(folder, dtype=dtype)
+    text, *others = (tokens_of(LENGTH, seed) for seed in range(3))
+    whole = runner.logits([RowInput(0, 0, text)]).clone()
+    beside = runner.logits([RowInput(2, 0, others[0]), RowInput(1, 0, text), RowInput(3, 0, others[1][:5])])
+    results = [beside[LENGTH : 2 * LENGTH].clone()]
+    for width in (1, 3, 17):
+        runner.cache.clear(1)
+        starts = range(0, LENGTH, width)
+        results.append(torch.cat([runner.logits([RowInput(1, i, text[i : i + width])]).clone() for i in starts]))
+    results += [in_steps(runner, text, seed=seed) for seed in range(2)]
+    for result in results:
+        if dtype == "float32" and any(name in str(folder) for name in EXPERTS):
+            torch.testing.assert_close(result, whole, atol=1e-4, rtol=1e-4)
+        else:
+            assert torch.equal(result, whole)
+
+
+def texts(engine: Engine, asked: Sequence[Request]) -> list[list[int]]:
+    return [[token for delta in answer for token in delta.token_ids] for answer in engine.generate(asked)]
+
+
+def requests(endpoint: Endpoint, **params: Any) -> list[Request]:
+    """Return requests whose texts repeat themselves, and begin alike in pairs."""
+    stem = tokens_of(18, 9)
+    prompts = [[*stem[: 18 - 4 * (seed % 2)], *tokens_of(3 + seed, seed) * 2] for seed in range(6)]
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24} | params
+    return [Request(endpoint, prompt, SamplingParams(seed=seed, **options)) for seed, prompt in enumerate(prompts)]
+
+
+PLAIN = Endpoint("plain", "target", None, 0, decode=str)
+DRAFTED = Endpoint("drafted", "target", "drafter", 4, decode=str)
+LOOKED_UP = Endpoint("ngram", "target", None, 4, decode=str, ngram=NgramOptions())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_the_same_with_drafts_in_company_and_after_preemption(folder: Path, temperature: float) -> None:
+    drafter = Runner(tiny_model("llama"), slots=4, max_length=96, max_query=32)
+    target = load(folder, dtype="bfloat16")
+    with Engine({"target": ("target", target), "drafter": ("drafter", drafter)}, LoopOptions(adaptive=False)) as engine:
+        alone = [texts(engine, [request])[0] for request in requests(PLAIN, temperature=temperature)]
+        for endpoint in (PLAIN, DRAFTED, LOOKED_UP):
+            assert texts(engine, requests(endpoint, temperature=temperature)) == alone
+    with Engine({"target": ("target", load(folder, dtype="bfloat16", kv_tokens=160))}) as engine:
+        assert texts(engine, requests(PLAIN, temperature=temperature)) == alone
+
+
+def test_greedy_texts_are_those_of_generate(folder: Path) -> None:
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with Engine({"target": ("target", load(folder))}, LoopOptions(adaptive=False)) as engine:
+        for request, text in zip(requests(PLAIN), texts(engine, requests(PLAIN)), strict=True):
+            ids = torch.tensor([request.prompt])
+            options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "output_logits": True}
+            expected = plain.generate(ids, return_dict_in_generate=True, **options)
+            for step, (token, logits) in enumerate(zip(text, expected.logits, strict=True)):
+                best = int(logits.argmax())
+                if token != best:
+                    assert logits[0, best] - logits[0, token] < 1e-4, (
+                        f"token {step}"
+                    )  # a near tie, from where texts differ
+                    break
+
+
+def test_beams_are_those_of_generate(folder: Path) -> None:
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = tokens_of(9, 4)
+    with Engine({"target": ("target", load(folder))}, LoopOptions(adaptive=False)) as engine:
+        beams = BeamOptions(num_beams=3)
+        request = Request(PLAIN, prompt, SamplingParams(max_tokens=8, temperature=0), beams=beams)
+        (text, *_) = texts(engine, [request])
+    options = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "eos_token_id": None}
+    assert text == plain.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+
+
+def test_they_are_targets_only(folder: Path) -> None:
+    target = Runner(tiny_model("llama"), slots=4, max_length=96, max_query=32)
+    with pytest.raises(ConfigError, match="such models are targets, not drafters"):
+        Engine({"target": ("target", target), "drafter": ("drafter", load(folder))})
+
+
+def test_a_prompt_that_begins_alike_is_not_read_again(folder: Path) -> None:
+    target, stem = load(folder), tokens_of(40, 3)
+    with Engine({"target": ("target", target)}, LoopOptions(adaptive=False)) as engine:
+        params = SamplingParams(max_tokens=6, temperature=0)
+        asked = [Request(PLAIN, [*stem, *tokens_of(20, seed)], params) for seed in range(3)]
+        reused = []
+        for request in asked:
+            (answer,) = engine.generate([request])
+            reused.append(answer[-1].statistics.cached)
+            alone = texts(engine, [replace(request, cache_salt=str(request.request_id), request_id=new_request_id())])
+            assert [token for delta in answer for token in delta.token_ids] == alone[0]
+    assert reused == [0, 0, 32]
