@@ -138,17 +138,19 @@ def _replica_pids(model: str) -> list[int]:
     return sorted(answer.pid for answer in answers if isinstance(answer, ReplicaStatus))
 
 
-def _titled_pids(title: str) -> list[int]:
-    """Return the process ids of our Ray actors whose process title starts with `title`."""
+def _titled_pids(*titles: str) -> list[int]:
+    """Return the process ids of our Ray actors whose process title starts with one of these."""
     pids = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended
-            if "".join(process.cmdline()[:1]).startswith(title):
+            if "".join(process.cmdline()[:1]).startswith(titles):
                 pids.append(process.pid)
     return sorted(pids)
 
 
-coordinator_pids = partial(_titled_pids, "ray::ServeReplica:consort:Coordinator")
+# The second is that of `consort serve`; what the driver deploys later replaces it.
+_COORDINATORS = "ray::ServeReplica:consort:Coordinator", "ray::ServeReplica:consort:LocalCoordinator"
+coordinator_pids = partial(_titled_pids, *_COORDINATORS)
 _PIDS: dict[str, Callable[[], list[int]]] = {
     "coordinator": coordinator_pids,
     "controller": partial(_titled_pids, "ray::ServeController"),
