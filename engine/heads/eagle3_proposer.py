@@ -19,6 +19,7 @@ from engine.heads.proposer import DraftStart, HeadSampler, HeadsKind, Reading
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.native_replay import replay_native_run
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
+from engine.model.attention import Rows, running_over
 from engine.model.cuda import GraphRecorder
 from engine.model.cuda_graphs import usual_tokens
 from engine.model.hidden_states import HiddenStates
@@ -159,7 +160,8 @@ class Eagle3Proposer:
 
     def _output(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         embeddings = self._embedding(tokens).to(hidden)
-        output: Tensor = self._head(hidden[None], embeddings, positions, ragged_batch=batch, kv_pages=self._cache)
+        with running_over(Rows(batch, self._cache)):
+            output: Tensor = self._head(hidden[None], embeddings, positions)
         return output[0]
 
 

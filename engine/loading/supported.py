@@ -1,7 +1,7 @@
 """Checks whether a runner can serve a model: its configuration, its modules, and its logits for a few tokens.
 
 A runner keeps the keys and values of every token in slots, and concatenates the tokens of all rows. So the layers must
-depend on positions, keys and values only.
+depend on positions, keys and values only, or carry a state of a kind that `engine/model/state_layers.py` knows.
 """
 
 import torch
@@ -49,7 +49,7 @@ def check_modules(model: PreTrainedModel) -> None:
     name = type(model).__name__
     kinds = set(getattr(model.config, "layer_types", None) or ("unknown",))
     if model._is_stateful and not carries_known_states(model) and not kinds <= {"attention", "full_attention"}:
-        raise ConfigError(f"{name} carries a state from token to token (recurrent layers), which slots do not hold")
+        raise ConfigError(f"{name} carries a state from token to token in a way that slots do not hold")
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{name} computes attention itself, not through transformers' AttentionInterface")
     for path, module in model.named_modules():

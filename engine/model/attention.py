@@ -5,8 +5,10 @@ get the tokens of all rows, one row after another, as a batch of one; only atten
 """
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +41,28 @@ class AttentionReader:
         self.largest = largest if self.largest.dim() == 0 else torch.maximum(self.largest, largest)
 
 
+class Rows(NamedTuple):
+    """The rows that a model runs over."""
+
+    batch: RaggedBatch
+    cache: "KVPages"
+    reader: AttentionReader | None = None
+
+
+_current: ContextVar[Rows | None] = ContextVar("rows", default=None)
+current_rows = _current.get
+
+
+@contextmanager
+def running_over(rows: Rows) -> Iterator[None]:
+    """Let the layers of a model run over these rows in the block. Few models hand other arguments to their layers."""
+    token = _current.set(rows)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
     module: torch.nn.Module,
     query: Tensor,
@@ -50,24 +74,22 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    ragged_batch: RaggedBatch | None = None,
-    kv_pages: "KVPages | None" = None,
-    attention_reader: AttentionReader | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend to the pages, or by the model's own plain attention if there is no ragged batch, as in `generate`.
+    """Attend to the pages of the current rows; without rows, as in `generate`, by the model's own plain attention.
 
     query: [1, heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim]. Returns [1, N, heads, head_dim].
 
     Raises:
         ConfigError: the layer uses a feature that attention over pages does not have.
     """
-    if ragged_batch is None:
+    rows = current_rows()
+    if rows is None:
         eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", sdpa_attention_forward)
         options |= {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         output: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, **options)
         return output
-    assert kv_pages is not None
+    kv_pages = rows.cache
     if module not in kv_pages.layers:
         if options.get("position_bias") is not None:
             raise ConfigError("the model's attention uses position_bias, which attention over pages does not support")
@@ -80,15 +102,15 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
         keys=keys,
         values=values,
         tables=kv_pages.tables_on(query.device),
-        batch=ragged_batch,
+        batch=rows.batch,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
     attended = _attend(*args)
-    if attention_reader is not None:
-        attention_reader.read(args)
+    if rows.reader is not None:
+        rows.reader.read(args)
     return attended[None], None
 
 

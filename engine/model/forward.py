@@ -15,10 +15,11 @@ from engine.kernels.native_replay import replay_native_run
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
 from engine.layers.linear import PackedLinear, padded_size
 from engine.layers.lora import LoraLayers
+from engine.model.attention import AttentionReader, Rows, running_over
 from engine.model.hidden_states import HiddenStateHooks
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs, token_adapters
-from engine.model.state_layers import rows_of, token_multiple
+from engine.model.state_layers import token_multiple
 
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
 COMPARED_START = 5  # the first column of the calls in which a trace is compared
@@ -110,20 +111,19 @@ class ModelForward:
             logits = self.logits(inputs, wanted)
         return (logits, *kept)
 
-    def logits(self, inputs: ForwardInputs, wanted: Tensor | None = None, **options: object) -> Tensor:
-        """Return [·, V] float32 by the model's Python. wanted: as above. options: for the model, such as a reader."""
+    def logits(
+        self, inputs: ForwardInputs, wanted: Tensor | None = None, reader: AttentionReader | None = None
+    ) -> Tensor:
+        """Return [·, V] float32 by the model's Python. wanted: as above. reader: takes in each layer's attention."""
         adapters = inputs.adapters
         adapted = nullcontext() if adapters is None or self._lora is None else self._lora.applied(adapters)
-        with adapted, rows_of(inputs.batch, self._cache):
+        with adapted, running_over(Rows(inputs.batch, self._cache, reader)):
             logits: Tensor = self._model(
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,
                 attention_mask=self._no_mask,
                 use_cache=False,
                 logits_to_keep=0 if wanted is None else wanted,
-                ragged_batch=inputs.batch,
-                kv_pages=self._cache,
-                **options,
             ).logits
         return logits[0].float()
 

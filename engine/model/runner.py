@@ -239,7 +239,7 @@ class Runner:
         """
         self.cache.prepare_writes([(row.slot, row.start, row.end)])
         reader, inputs = AttentionReader(len(row.tokens)), self._forward.pack([row])
-        self._forward.logits(inputs, self._to_keep([0], inputs.tokens.numel()), attention_reader=reader)
+        self._forward.logits(inputs, self._to_keep([0], inputs.tokens.numel()), reader)
         return reader.largest
 
     def _to_keep(self, wanted: Sequence[int], count: int) -> Tensor | None:

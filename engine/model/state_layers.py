@@ -7,8 +7,6 @@ of rows, as in `generate`, so does all of it.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from math import gcd
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -19,11 +17,12 @@ from torch.nn.functional import softplus
 from transformers import PreTrainedModel
 
 from engine.kernels import native_state
-from engine.kernels.attention import RaggedBatch
 from engine.kernels.state import RING, Convolution, Recurrence
+from engine.model.attention import Rows, current_rows
 from engine.model.kv_pages import KVPages
 
 _ELEMENTS = 64  # of a few vectors, as many as torch's loops take at once
+_UNKNOWN = {"mamba_selective_scan"}  # Mamba 1's recurrence: every channel has decays of its own
 _Function = Callable[..., Any]
 
 
@@ -55,10 +54,10 @@ class StateLayer:
     def _convolution(self, original: _Function) -> _Function:
         def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, **more: Any) -> Any:
             """x: [1, D, N]; weight: [D, W]. Returns [1, D, N]."""
-            current = _current.get()
-            if current is None:
+            rows = current_rows()
+            if rows is None:
                 return original(x, weight, bias, **more)
-            batch, cache = current
+            batch, cache, _ = rows
             if self._conv_weight is None:
                 self._conv_weight = weight.float().T.contiguous(), None if bias is None else bias.float()
             (ring,) = self._memory(cache, "convolution", x.device, ((RING, x.shape[1]), x.dtype))
@@ -71,12 +70,12 @@ class StateLayer:
     def _delta_rule(self, original: _Function) -> _Function:
         def recur(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Any:
             """query, key: [1, N, G, K]; value: [1, N, H, V]; g, beta: [1, N, H]. Returns [1, N, H, V]."""
-            current = _current.get()
-            if current is None:
+            rows = current_rows()
+            if rows is None:
                 return original(query, key, value, **more)
             inputs = Inputs(query[0], key[0], value[0], more["g"][0], more["beta"][0])
             normalises, scale = more["use_qk_l2norm_in_kernel"], query.shape[-1] ** -0.5
-            output = self._recur(*current, inputs, normalises=normalises, scale=scale)
+            output = self._recur(rows, inputs, normalises=normalises, scale=scale)
             return output[None].to(query.dtype), None
 
         return recur
@@ -84,31 +83,31 @@ class StateLayer:
     def _scan(self, original: _Function) -> _Function:
         def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **more: Any) -> Any:
             """x: [1, N, H, P]; dt: [1, N, H]; a: [H]; b, c: [1, N, G, S]. Returns [1, N, H, P]. Mamba 2."""
-            current = _current.get()
-            if current is None:
+            rows = current_rows()
+            if rows is None:
                 return original(x, dt, a, b, c, **more)
             steps = dt if more.get("dt_bias") is None else dt + more["dt_bias"].to(dt.dtype)
             steps = softplus(steps) if more.get("dt_softplus") else steps
             steps = steps.clamp(*more.get("dt_limit", (0.0, float("inf"))))[0].float()
             values = x[0].float()
             inputs = Inputs(c[0], b[0], values * steps[..., None], steps * a, None)
-            output = self._recur(*current, inputs, normalises=False, scale=1.0)
+            output = self._recur(rows, inputs, normalises=False, scale=1.0)
             if more.get("D") is not None:
                 output = output + values * more["D"].float()[:, None]
             return output[None]
 
         return scan
 
-    def _recur(self, batch: RaggedBatch, cache: KVPages, inputs: Inputs, *, normalises: bool, scale: float) -> Tensor:
+    def _recur(self, rows: Rows, inputs: Inputs, *, normalises: bool, scale: float) -> Tensor:
         """Return the outputs, [N, H, V] float32."""
         key, value = inputs.key, inputs.value
         heads, width = value.shape[1:]
         size = key[0].numel() + heads * width + 2 * heads
         shapes = ((heads, key.shape[-1], width), torch.float32), ((RING, size), torch.float32)
-        states, ring = self._memory(cache, "recurrence", key.device, *shapes)
+        states, ring = self._memory(rows.cache, "recurrence", key.device, *shapes)
         query, key, value, decay = (part.float().contiguous() for part in inputs[:4])
         beta = None if inputs.beta is None else inputs.beta.float().contiguous()
-        args = Recurrence(query, key, value, decay, beta, states, ring, batch, normalises, scale)
+        args = Recurrence(query, key, value, decay, beta, states, ring, rows.batch, normalises, scale)
         return native_state.recur(args)
 
     def _memory(
@@ -118,22 +117,10 @@ class StateLayer:
         return cache.state_memory.get(key) or cache.add_state(key, device, *parts)
 
 
-_current: ContextVar[tuple[RaggedBatch, KVPages] | None] = ContextVar("rows", default=None)
-
-
-@contextmanager
-def rows_of(batch: RaggedBatch, cache: KVPages) -> Iterator[None]:
-    """Let layers that carry a state run over these rows within the context."""
-    token = _current.set((batch, cache))
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
 def carries_known_states(model: PreTrainedModel) -> bool:
-    """Whether the model has layers that carry a state, of a kind that runs over ragged rows."""
-    return any(True for _ in _layers(model))
+    """Whether the model has layers that carry a state, all of a kind that runs over ragged rows."""
+    layers = list(_layers(model))
+    return bool(layers) and not any(_UNKNOWN & set(forward.__code__.co_names) for _, forward, _ in layers)
 
 
 def _layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, FunctionType, set[str]]]:

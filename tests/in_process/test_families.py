@@ -26,7 +26,6 @@ from transformers import (
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
-    Qwen3NextConfig,
     RwkvConfig,
     T5Config,
 )
@@ -224,9 +223,8 @@ def test_slots_of_fewer_bits(checked: Checked) -> None:
         ),
         (MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=256), "ALiBi"),
         (GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "computes attention itself"),
-        (MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "layers of kind linear_attention"),
+        (MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
         (RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
-        (Qwen3NextConfig(**SHAPE, num_key_value_heads=2), "layers of kind linear_attention"),
         (Llama4TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8), "layers of kind chunked_attention"),
         (
             Llama4Config(text_config={**SHAPE, "num_key_value_heads": 2, "head_dim": 8}),
