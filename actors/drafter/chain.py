@@ -64,7 +64,12 @@ class DraftChain:
 
         last_position: the last position that any row would reach. rows: the number of rows.
         """
-        if not wanted or not self._runner.single_device or rows > max(self._sizes, default=0):
+        if (
+            not wanted
+            or not self._runner.single_device
+            or self._runner.has_states
+            or rows > max(self._sizes, default=0)
+        ):
             return 0
         window = self._runner.window
         if window is not None and window < MAX_BRANCHES and last_position >= window:

@@ -62,14 +62,14 @@ class Drafter:
         ahead: draft ahead of the verdicts and offer at once; else one draft, offered when `offers` is called.
 
         Raises:
-            ConfigError: the model carries a state from token to token; trees of drafts can't go back in it.
+            ConfigError: the model carries a state, so it can't take back text, as a mapping of tokens may want.
         """
-        if runner.has_states:
-            name = type(runner.model).__name__
-            raise ConfigError(f"{name} carries a state from token to token; such models are targets, not drafters")
+        if runner.has_states and options.draft_mappings:
+            targets = " and ".join(options.draft_mappings)
+            raise ConfigError(f"{type(runner.model).__name__} carries a state, so it can't draft in {targets}'s tokens")
         self.times = LoopTimes()
         self._runner = runner
-        self._alternatives = min(alternatives, WIDTH)
+        self._alternatives = 0 if runner.has_states else min(alternatives, WIDTH)
         self._ahead = ahead
         self._adaptation = options.adaptation
         self._link = link

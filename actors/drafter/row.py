@@ -6,6 +6,8 @@ that were committed since (the spine) are text too; they are moved next to the t
 
 from collections.abc import Hashable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from actors.drafter.tree import DraftNode, DraftTree
 from actors.loops.row import Row
 from actors.wire.messages import Admit, Advance, Offer
@@ -76,7 +78,8 @@ class DrafterRow(Row):
 
     def look_ahead(self, draft_length: int) -> None:
         """Set the lookahead from the next commit on: the draft under verification, its bonus token, the next draft."""
-        self._lookahead = 2 * draft_length + 1 if draft_length and self._ahead_of_verdicts else draft_length
+        lookahead = 2 * draft_length + 1 if draft_length and self._ahead_of_verdicts else draft_length
+        self._lookahead = min(lookahead, self._runner.max_draft - 1)
 
     def is_late(self) -> bool:
         """Whether the target's next draft, or the bonus token before it, may be missing."""
@@ -141,6 +144,7 @@ class DrafterRow(Row):
         self._compact()
         self.history.read_ahead()
         (run,) = super().inputs(limit)
+        run = replace(run, settled=min(run.end, len(self.tokens) - 1))
         self._start = run.start
         self._trunk = self._used = self.cached = run.end
         self.nodes = [] if self.pending else [self.tree.root]
@@ -247,7 +251,7 @@ class DrafterRow(Row):
         paths = [[*self._spine, *(ancestor.column for ancestor in node.path())] for node in nodes]
         tokens = [node.token for node in nodes]
         if len(nodes) == 1 and paths[0] == list(range(self._trunk, self._used)):
-            return RowInput(self.slot, start, tokens)
+            return RowInput(self.slot, start, tokens, settled=len(self.tokens) - 1)
         return RowInput(self.slot, start, tokens, trunk=self._trunk, paths=paths)
 
     def _compact(self) -> None:

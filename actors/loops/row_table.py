@@ -130,8 +130,8 @@ class RowTable(Generic[R]):
         self._waiting[row.key] = row
 
     def restart_if_lost(self, row: R) -> None:
-        """Preempt a row whose state a failed forward has left half written."""
-        if self._active.get(row.key) is row and any(map(self._cache.has_lost_state, row.slots)):
+        """Preempt a row whose text can't go on, because a failed step has changed its state."""
+        if self._active.get(row.key) is row and not all(self._cache.can_go_on(slot, row.cached) for slot in row.slots):
             self.preempt(row)
 
     def note_forward(self) -> None:

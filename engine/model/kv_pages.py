@@ -54,9 +54,9 @@ class KVPages(PageTables):
                 self.states.lose(slots)
             raise
 
-    def has_lost_state(self, slot: int) -> bool:
-        """Whether a slot's text can't go on, and must be read again."""
-        return self.states is not None and self.states.is_lost(slot)
+    def can_go_on(self, slot: int, column: int) -> bool:
+        """As in `PageTables`."""
+        return self.states is None or self.states.can_go_on(slot, column)
 
     def take(self, keys: Sequence[bytes] = ()) -> tuple[int, int]:
         """As in `PageTables`. A model that carries states goes on only from where there is a snapshot of them."""

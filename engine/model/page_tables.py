@@ -224,9 +224,9 @@ class PageTables:
         """Whether a slot can take over known pages while its text is read, not only at first."""
         return True
 
-    def has_lost_state(self, slot: int) -> bool:
-        """Whether a slot's text can't go on, and must be read again. Pages alone lose nothing."""
-        return False
+    def can_go_on(self, slot: int, column: int) -> bool:
+        """Whether a slot's text can go on from a column after a failed step. Pages alone lose nothing."""
+        return True
 
     def note_text(self, slot: int, keys: Sequence[bytes]) -> None:
         """Make the slot's first pages, which are full of text, known by these keys."""

@@ -103,9 +103,9 @@ class RowStates:
         self._snapshots.clear()
         self._free = list(range(self.slots + 1, self.cells))
 
-    def is_lost(self, slot: int) -> bool:
-        """Whether a slot has no state that its text could go on from."""
-        return self._held[slot] == _LOST
+    def can_go_on(self, slot: int, column: int) -> bool:
+        """Whether the next token of a slot's text may be that of a column: its state holds no later ones."""
+        return self._held[slot] <= column
 
     def _new_cell(self, key: bytes, busy: set[int]) -> int:
         """Return a cell for a snapshot; 0: there is none, or it is known."""

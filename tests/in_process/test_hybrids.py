@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
+from actors.replica.roles import Role
 from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramOptions
-from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_runner
@@ -139,10 +139,28 @@ def test_beams_are_those_of_generate(folder: Path) -> None:
     assert text == plain.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
 
 
-def test_they_are_targets_only(folder: Path) -> None:
-    target = Runner(tiny_model("llama"), slots=4, max_length=96, max_query=32)
-    with pytest.raises(ConfigError, match="such models are targets, not drafters"):
-        Engine({"target": ("target", target), "drafter": ("drafter", load(folder))})
+def test_they_draft_for_each_other(folder: Path) -> None:
+    with Engine({"target": ("target", load(folder))}, LoopOptions(adaptive=False)) as engine:
+        alone = texts(engine, requests(PLAIN))
+    replicas: dict[str, tuple[Role, Runner]] = {
+        "target": ("target", load(folder)),
+        "drafter": ("drafter", noisy(load(folder))),
+    }
+    with Engine(replicas, LoopOptions(adaptive=False)) as engine:
+        drafted = accepted = 0
+        while not (0 < accepted < drafted):  # on a busy machine no draft may be in time at first
+            answers = engine.generate(requests(DRAFTED))
+            assert [[token for delta in answer for token in delta.token_ids] for answer in answers] == alone
+            drafted += sum(answer[-1].statistics.drafted for answer in answers)
+            accepted += sum(answer[-1].statistics.accepted for answer in answers)
+
+
+def noisy(runner: Runner) -> Runner:
+    """Change a drafter a little, so that some of its drafts are wrong."""
+    with torch.no_grad():
+        layer: Any = runner.model.get_input_embeddings()
+        layer.weight += 0.03 * torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(1))
+    return runner
 
 
 def test_a_prompt_that_begins_alike_is_not_read_again(folder: Path) -> None:

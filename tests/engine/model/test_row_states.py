@@ -48,11 +48,11 @@ def test_a_failed_forward_loses_its_states_and_all_snapshots() -> None:
     states.begin(0, [b"a"], 0, 0)
     run(states, 0, 0, 20)
     states.lose([0])
-    assert states.is_lost(0)
-    assert not states.is_lost(1)
+    assert not states.can_go_on(0, 20)
+    assert states.can_go_on(1, 0)
     assert states.longest([b"a"], 1) == 0
     states.clear(0)
-    assert not states.is_lost(0)
+    assert states.can_go_on(0, 0)
 
 
 class Texts:
