@@ -1,4 +1,4 @@
-"""The commands that measure and train without a server, and `consort report`, which measures one: thin entries."""
+"""The commands that measure without a running server: `consort bench` and `consort compare`."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _PROMPTS = 'Lines of text, or of {"prompt": …} in a .jsonl file; by default '
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Texts:
-    """What both commands are told about the texts that are written."""
+    """The options of both commands that say which texts to write."""
 
     endpoint: str | None
     prompts: Path | None
@@ -37,7 +37,7 @@ class _Texts:
     as_json: bool
 
     def workload(self, configured: tuple["ServerConfig", str], prompts: Sequence[str]) -> "Workload":
-        """Return what is measured."""
+        """Return the workload to measure. configured: a configuration and the name of its endpoint."""
         from evaluation.workload import Workload
 
         config, endpoint = configured
@@ -51,7 +51,7 @@ class _Texts:
 
     @property
     def progress(self) -> Console:
-        """The console for what is not a result."""
+        """The console for progress messages: standard error when the results are JSON."""
         return Console(stderr=True, highlight=False) if self.as_json else _console
 
 
@@ -141,7 +141,7 @@ def bench(
 
 
 def _options_of(role: str, model_options: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
-    """Return the options that begin with a role's name, without it."""
+    """Return the options whose names begin with the role, with that prefix removed."""
     prefix = f"{role}_"
     return {name.removeprefix(prefix): value for name, value in model_options.items() if name.startswith(prefix)}
 

@@ -188,7 +188,7 @@ def scale(model: str, replicas: int, url: str, api_key: str | None, wait: bool, 
 
 
 def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:
-    """Return the request parameters from --set and from the options that set one."""
+    """Return the request parameters given by --set, or by options of their own such as --seed."""
     from cli.console.conversation import Parameters
     from deployments.apis.completions.request import CompletionRequest
 

@@ -1,8 +1,9 @@
 """Replicas by model, load and signs of life: where requests go, and which should move.
 
-A prompt goes to a target that has read its beginning, which is known by hashes of a few prefixes. A replica hangs if
-its loop sends nothing and its process passes no health check for HANG_S. The loop alone may be silent for a multiple of
-the longest silence of its model so far, since a turn of a slow model takes long.
+A prompt goes to a target that has read its beginning already; hashes of a few prefixes tell which targets have. A
+replica counts as hung if, for HANG_S, its loop sends nothing and its process passes no health check. If the process is
+healthy, the loop may be silent for longer, a multiple of its model's longest silence so far: a slow model's turns are
+long.
 """
 
 import math
@@ -15,16 +16,16 @@ from typing import NamedTuple
 from actors.wire.messages import ReplicaAddress, Report
 
 _PREFIX_STEP = 16  # tokens: KV caches share whole pages of this size
-_MAX_PREFIXES = 32768  # that a table remembers, some 5 MiB
+_MAX_PREFIXES = 32768  # that a table remembers, in about 5 MiB
 HANG_S = 4.0  # without any sign of life; a loop reports every second …
-_REPORTED_S = 1.5  # … so one that said something so recently was alive
+_REPORTED_S = 1.5  # … so one that was heard from within this time is alive
 _MIN_SILENCE_S = 10.0  # permitted to a healthy replica in any case
 _SILENCE_FACTOR = 3.0  # permitted multiple of the longest silence so far
 _SILENCE_DECAY = 0.999  # of the longest silence, per update
-_MAX_MOVED = 8  # requests from one replica to another at once
-_MIN_PREFIX = 128  # tokens that a replica must have read for a prompt to follow them to a busier one …
-_MAX_OVERLOAD = 1.25  # … with up to this multiple of the mean load, or 2 requests
-_REPORTS_TO_SETTLE = 2  # after a change of requests: the first report may have been sent before it
+_MAX_MOVED = 8  # most requests to move at once
+_MIN_PREFIX = 128  # tokens of a prompt that a replica must have read to get it despite a load above the mean …
+_MAX_OVERLOAD = 1.25  # … but of up to this multiple of the mean, or 2 requests
+_REPORTS_TO_SETTLE = 2  # after its requests change; the first report may have been sent before that
 
 
 class Prefix(NamedTuple):
@@ -47,7 +48,7 @@ def prefixes_of(prompt: Sequence[int], salt: str = "") -> tuple[Prefix, ...]:
 
 
 class PrefixTable:
-    """The replicas that lately got each prefix. The longest unused are forgotten first."""
+    """The replicas that lately got each prefix. The least recently used prefixes are forgotten first."""
 
     def __init__(self, max_prefixes: int = _MAX_PREFIXES) -> None:
         self._max_prefixes = max_prefixes
@@ -57,8 +58,8 @@ class PrefixTable:
         return len(self._replicas)
 
     def record(self, prefixes: Sequence[Prefix], replica: str, live: Collection[str]) -> None:
-        """Note that a replica reads a prompt. live: names of the replicas that need not be forgotten."""
-        for _, key in reversed(prefixes):  # so that the longest go first
+        """Note that a replica reads a prompt. live: names of the replicas to remember; others are forgotten."""
+        for _, key in reversed(prefixes):  # so that longer prefixes are forgotten before shorter ones
             others = (name for name in self._replicas.get(key, ()) if name != replica and name in live)
             self._replicas[key] = (*others, replica)
             self._replicas.move_to_end(key)
@@ -81,7 +82,7 @@ class _Replica:
         self.address = address
         self.model = address.model
         self.request_ids: set[int] = set()
-        self.missing: set[int] = set()  # those that the last report lacked
+        self.missing: set[int] = set()  # those missing from the last report
         self.wrong_drafters: set[int] = set()  # those with a wrong drafter in the last report
         self.message_at_s = self.healthy_at_s = now_s
         self.report: Report | None = None
@@ -151,7 +152,7 @@ class ReplicaTable:
     def assign(self, model: str, request_id: int, prefixes: Sequence[Prefix] = ()) -> str | None:
         """Assign a request to the best replica of the model. Return its name; None if there is no replica.
 
-        prefixes: of its prompt; none: any replica is as good.
+        prefixes: of its prompt; none: only the loads count.
         """
         address = self.choose(model, prefixes)
         if address is None:
@@ -160,11 +161,11 @@ class ReplicaTable:
         return address.name
 
     def choose(self, model: str, prefixes: Sequence[Prefix] = ()) -> ReplicaAddress | None:
-        """Return the replica that has room and has read most of the prompt, of those the least loaded one.
+        """Return the replica that has read most of the prompt, of those with room; of equals, the least loaded one.
 
-        A long prefix is followed to a replica with up to _MAX_OVERLOAD times the mean load, a short one within the
-        mean. Between equals rendezvous hashing of the first page decides, so independent coordinators agree (Thaler and
-        Ravishankar, 1998). A replica that seems to hang is the last resort.
+        A replica has room if it is not full and has at most the mean load, or up to _MAX_OVERLOAD times the mean if it
+        has read a long prefix. Rendezvous hashing of the first page breaks ties, so independent coordinators agree
+        (Thaler and Ravishankar, 1998). A replica that seems to hang is the last resort.
         """
         candidates = [replica for replica in self._replicas.values() if replica.model == model and not replica.leaving]
         if not candidates:
@@ -199,7 +200,7 @@ class ReplicaTable:
     # Signs of life
 
     def record_message(self, name: str, now_s: float, report: Report | None) -> None:
-        """Record a message of a replica's loop: a sign of life, and its load if it is a report."""
+        """Record a message from a replica's loop: a sign of life and, if it is a report, the replica's load."""
         replica = self._replicas.get(name)
         if replica is None:
             return
@@ -252,7 +253,7 @@ class ReplicaTable:
         return name in self._replicas and self._replicas[name].leaving
 
     def leaves_alive(self, name: str, now_s: float) -> bool:
-        """Whether a replica leaves and has just reported. One that died may be withdrawn, too, but after a silence."""
+        """Whether a leaving replica was heard from just now. A dead one leaves the list, too, but after a silence."""
         return self.is_leaving(name) and now_s - self._replicas[name].message_at_s < _REPORTED_S
 
     def should_vacate(self, name: str) -> bool:
@@ -279,7 +280,7 @@ class ReplicaTable:
         return most.address.name, min((most.load - least.load) // 2, len(most.request_ids), _MAX_MOVED)
 
     def waiting_requests_to_move(self, model: str) -> list[int]:
-        """Return requests that wait for a slot while other replicas have free ones: at most as many as those."""
+        """Return requests that wait for a slot while other replicas have free ones: at most one for each free slot."""
         replicas = self._settled_replicas(model)
         free_slots = sum(replica.free_slots for replica in replicas)
         waiting: list[int] = []
@@ -297,7 +298,7 @@ class ReplicaTable:
     # Corrections by reports
 
     def find_discrepancies(self, name: str, report: Report) -> tuple[set[int], set[int]]:
-        """Return requests that a replica should not have, and those that two reports in a row lack."""
+        """Return requests that a replica should not have, and those that are missing from two reports in a row."""
         replica = self._replicas.get(name)
         if replica is None:
             return set(), set()

@@ -1,7 +1,7 @@
 """A drafter colocated with a target: on the same device, in the same thread, alternating with the target.
 
-Each row gets one draft per step and none ahead of verification, because drafting delays the step. Prompts are read
-beside the target's chunks, so the first step after them has a draft.
+Each row gets one draft per step. Nothing is drafted ahead of verification, because drafting delays the step. The
+drafter reads prompts chunk by chunk beside the target, so the first step after a prompt has a draft.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,9 +31,10 @@ class ColocatedDrafter(Proposer):
         self, runner: Runner, has_tokens: Callable[[Sequence[int]], bool], options: LoopOptions = LoopOptions()
     ) -> None:
         """
-        runner: has at least as many slots as the target's.
-        has_tokens: whether the target has these tokens; models with one tokenizer may pad vocabularies differently.
-        options: the target's; its only draft mapping, if any, is for that target.
+        runner: the drafter's, with at least as many slots as the target's.
+        has_tokens: says whether the target has these tokens; models that share a tokenizer may pad its vocabulary
+            to different sizes.
+        options: the target's loop options, with at most one draft mapping, which is for that target.
         """
         self._has_tokens = has_tokens
         self.token_s = 0.0
@@ -41,7 +42,7 @@ class ColocatedDrafter(Proposer):
         self._link = exchange.join(_TARGET)
         self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
         self._address = ReplicaAddress(_TARGET, model=next(iter(options.draft_mappings), _TARGET))
-        self._sent_lengths: dict[RowKey, int] = {}  # how many of each row's tokens the drafter has
+        self._sent_lengths: dict[RowKey, int] = {}  # how many of each row's tokens were sent to the drafter
         self._rows: dict[int, TargetRow] = {}  # the same rows, by request
 
     def drafts_for(self, row: TargetRow) -> bool:
@@ -49,11 +50,11 @@ class ColocatedDrafter(Proposer):
 
     @property
     def reading(self) -> bool:
-        """Whether it has begun to read a text and is not at its end."""
+        """Whether the drafter is in the middle of reading a text."""
         return self._drafter.reading
 
     def read(self, rows: Iterable[TargetRow]) -> bool:
-        """Read a chunk of the texts of rows that the target reads or has read. Returns whether there was one."""
+        """Read a chunk of the rows' texts, which the target reads or has read. Returns whether there was one."""
         new = [row for row in rows if row.drafts.drafter and row.slot >= 0 and row.key not in self._sent_lengths]
         if not new and not self.reading:
             return False
@@ -62,7 +63,7 @@ class ColocatedDrafter(Proposer):
         return True
 
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
-        """Put drafts of what follows their texts into the rows' tries. A long text must have been read before.
+        """Draft what follows each row's text, and put the drafts into the rows' tries. `read` long texts first.
 
         Returns the rows that got a draft.
         """
@@ -71,7 +72,7 @@ class ColocatedDrafter(Proposer):
         self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, drafted.values())])
         self._drafter.turn(reads=False)
         while self._drafter.drafting and self._drafter.times.preemptions == before.preemptions:
-            self._drafter.turn(reads=False)  # without pages for all rows, the target does not wait for the rest
+            self._drafter.turn(reads=False)  # after a preemption pages are short: the target doesn't wait for the rest
         for _, message in self._link.receive(0.0):
             if isinstance(message, Failed):
                 self._give_up(message)

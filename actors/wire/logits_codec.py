@@ -1,7 +1,7 @@
-"""Encoding of logits, the only tensors that cross links, as bytes or in memory that two processes share.
+"""Encode logits, the only tensors that cross links: as bytes, or in memory that two processes share.
 
-The leader creates shared memory and offers it to the member over the encrypted link. The member writes into it if it
-runs on the same node. Where there is no shared memory `offer` returns None, and logits are sent as bytes.
+The leader creates shared memory and offers it to the member over the encrypted link. A member on the same node writes
+its logits there. Where there is no shared memory, `offer` returns None and logits are sent as bytes.
 """
 
 import math
@@ -21,7 +21,7 @@ class SharedLogits:
     """Memory for one member's replies to one request. Each reply overwrites the one before."""
 
     def __init__(self, memory: mmap.mmap, descriptor: int | None = None) -> None:
-        """descriptor: the leader's, by which a member finds the memory until it is withdrawn."""
+        """descriptor: the leader's file descriptor, by which a member can open the memory until `withdraw`."""
         self._memory, self._descriptor = memory, descriptor
 
     def withdraw(self) -> None:
@@ -41,7 +41,7 @@ class SharedLogits:
         """Return the logits last written, [N, V], without a copy. Raises ValueError for sizes that don't fit."""
         count = positions * vocab_size
         if min(positions, vocab_size) < 1 or count * dtype.itemsize > len(self._memory):
-            raise ValueError(f"{positions} positions of {vocab_size} shared logits are more than there is room for")
+            raise ValueError(f"shared logits of shape [{positions}, {vocab_size}] don't fit the memory")
         return self._view(dtype, count).view(positions, vocab_size)
 
     def _view(self, dtype: torch.dtype, count: int) -> Tensor:
@@ -49,7 +49,7 @@ class SharedLogits:
 
 
 def offer(size: int) -> tuple[SharedLogits, SharedOffer] | None:
-    """Create shared memory. Return it with the offer to send; None if the system has no such memory. size: bytes."""
+    """Create shared memory of `size` bytes. Return it with the offer to send; None if the system can't share memory."""
     created = create(size)
     if created is None:
         return None
@@ -117,15 +117,15 @@ def unpack(packed: PackedLogits, device: torch.device | str = "cpu", memory: Sha
     if packed.shared and packed.dtype in dtypes and memory is not None:
         return memory.read(dtypes[packed.dtype], packed.positions, packed.vocab_size).to(device).float()
     if packed.dtype not in dtypes or packed.positions < 1 or not packed.values:
-        raise ValueError(f"logits of {packed.positions} positions in {packed.dtype}")
+        raise ValueError(f"can't read logits: {packed.positions} positions of {packed.dtype}")
     values = _from_bytes(packed.values, dtypes[packed.dtype], packed.positions).float()
     if packed.tokens is not None:
         tokens = _from_bytes(packed.tokens, torch.int32, packed.positions).long()
         if tokens.shape != values.shape or not 0 <= int(tokens.min()) <= int(tokens.max()) < packed.vocab_size:
-            raise ValueError("tokens that don't belong to the logits")
+            raise ValueError("the tokens don't match the logits, or are outside the vocabulary")
         values = torch.full((packed.positions, packed.vocab_size), -math.inf).scatter_(-1, tokens, values)
     if values.shape[1] != packed.vocab_size:
-        raise ValueError(f"{values.shape[1]} logits of a vocabulary of {packed.vocab_size}")
+        raise ValueError(f"{values.shape[1]} logits per position for a vocabulary of {packed.vocab_size}")
     return values.to(device)
 
 
@@ -136,5 +136,5 @@ def _to_bytes(values: Tensor) -> bytes:
 def _from_bytes(data: bytes, dtype: torch.dtype, rows: int) -> Tensor:
     """Return a tensor [rows, …]."""
     if not data or len(data) % (rows * dtype.itemsize):
-        raise ValueError(f"{len(data)} bytes for {rows} rows of {dtype}")
+        raise ValueError(f"{len(data)} bytes can't hold {rows} equal rows of {dtype} logits")
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(rows, -1)

@@ -1,8 +1,8 @@
 """Messages that cross links. All are one-way: no sender waits for a reply, and any message may be lost.
 
 docs/architecture.md says who sends what. `request_id` is a 63-bit integer, unique among all coordinators; later
-requests have greater ones. Texts are token ids. The garbage collector skips messages of which a step has one per row
-(`gc=False`): no message is ever part of a cycle.
+requests have greater ones. Texts are token ids. Messages that each step sends once per row are hidden from the garbage
+collector (`gc=False`), which is safe because no message is part of a reference cycle.
 """
 
 from typing import Literal
@@ -21,8 +21,9 @@ from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 
-# Number of the messages' format. Raise it when older and newer versions would misread each other, as where a field is
-# renamed or required; a new field with a default is no reason. Coordinators use replicas of their own number only.
+# Version of the message format. Raise it when older and newer versions would misread each other: when a field is
+# renamed, or a required one is added. A new field with a default needs no new version. Coordinators use only replicas
+# of their own version.
 PROTOCOL = 2
 
 
@@ -37,7 +38,7 @@ class ReplicaAddress(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A model of an ensemble and the replica that takes part; None if there is none."""
+    """A model of an ensemble, and the replica that runs it; None if there is no replica."""
 
     model: str
     address: ReplicaAddress | None
@@ -56,9 +57,9 @@ class MemberShare(msgspec.Struct, frozen=True):
 
     model: str
     weight: float  # current; 0 once the member is gone
-    tokens: int  # number to which it contributed
+    tokens: int  # how many tokens it contributed to
     agreement: float  # fraction of these that were its own most probable token
-    latency_s: float  # mean, of its replies; 0 for the leader
+    latency_s: float  # mean over its replies; 0 for the leader
 
 
 class MemberView(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ TokenSource = Literal["accepted", "recovered", "bonus", "plain"]
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A committed token, and what is known of it."""
+    """A committed token, and what is known about it."""
 
     id: int
     source: TokenSource = "plain"
@@ -86,11 +87,11 @@ class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """LoRA weights that a target applies to a request. Replicas that lack them read them when they are needed."""
+    """LoRA weights that a target applies to a request. A replica loads them when it first needs them."""
 
-    name: str  # that clients ask for
+    name: str  # by which clients ask for it
     path: str  # a folder or a Hub id
-    version: str  # digest of the files: equal texts need equal weights
+    version: str  # digest of the files, as only equal weights give equal texts
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
@@ -112,11 +113,11 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     target: ReplicaAddress | None = None  # where a drafter sends its offers
     attached_drafter: str | None = None  # the drafter to which a target sends Advance
     beams: BeamOptions | None = None  # run a beam search; `tokens` are the prompt
-    drafts_only: bool = False  # for replicas that run both loops: draft for `target`
+    drafts_only: bool = False  # for replicas that run both loops: only draft, for `target`
     admission: int = 0
     cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
-    prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters read it without gaps
-    adapter: Adapter | None = None  # of the target; drafters draft without
+    prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters number its tokens consecutively
+    adapter: Adapter | None = None  # for the target; drafters draft without it
     arrived_at_s: float = 0.0  # by the coordinator's wall clock; older requests come first on all replicas
 
 
@@ -127,7 +128,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class AttachDrafter(msgspec.Struct, frozen=True, tag=True):
-    """Names the drafter that works on the request from now on; None: there is none."""
+    """Names the drafter that works on the request from now on; None: no drafter does."""
 
     request_id: int
     drafter: str | None
@@ -142,7 +143,7 @@ class ResendRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Committed tokens from absolute position `base` on, for the request's drafter. Without any it sets the length."""
+    """Committed tokens from position `base` on, for the request's drafter. Without any it sets only `draft_length`."""
 
     request_id: int
     coordinator: str  # that admitted the request
@@ -165,7 +166,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True, gc=False):
     tokens: list[int]
     parents: list[int] | None = None
     probabilities: list[float] | None = None  # that the target accepts each token, given its parents
-    distributions: list[Distribution | None] | None = None  # from which tokens were drawn, for rejection sampling
+    distributions: list[Distribution | None] | None = None  # that each token was drawn from, for rejection sampling
     coordinator: str = ""  # that admitted the request
 
     def all_tokens(self) -> list[int]:
@@ -184,13 +185,13 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True
     tokens: list[Token]
     finish: FinishReason | None = None
     drafted: int = 0  # number of draft tokens verified in this step
-    drafted_by: dict[str, int] = {}  # these by who offered them first
+    drafted_by: dict[str, int] = {}  # of these, how many each proposer offered first
     hit: bool = False  # if the last token was recovered: whether a draft already followed it
     admission: int = 0  # as in Admit
-    preemptions: int = 0  # of the row since the Commit before
+    preemptions: int = 0  # of the row since the previous Commit
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on, in the first Commit
     members: list[MemberShare] | None = None  # of an ensemble
-    cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
+    cached_tokens: int = 0  # in the first Commit: prompt tokens whose KV pages were already cached
 
 
 class PromptAttention(msgspec.Struct, frozen=True, tag=True):
@@ -202,7 +203,7 @@ class PromptAttention(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):
-    """The result of a beam search. Nothing of it was committed before."""
+    """The result of a beam search. None of it was committed before."""
 
     request_id: int
     answers: list[Hypothesis]  # best first; fewer than requested if no more contain the forced words
@@ -225,7 +226,7 @@ class LeaderLost(msgspec.Struct, frozen=True, tag=True):
 
     request_id: int
     leader: str  # the replica
-    admission: int  # as in the leader's Admit; later ones of the request stay
+    admission: int  # as in the leader's Admit; later admissions of the request stay valid
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -248,8 +249,8 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
 
     request_id: int
     admission: int = 0  # as in Join
-    max_length: int = 0  # texts and drafts are shorter, in the leader's tokens; 0: that depends on the text
-    invitation: int = 0  # as in Join; 0: of a member that does not know it
+    max_length: int = 0  # text and draft must be shorter, in the leader's tokens; 0: the limit depends on the text
+    invitation: int = 0  # as in Join; 0: from a member of a version without invitations
 
 
 class LogitsRequest(msgspec.Struct, frozen=True, tag=True):
@@ -278,7 +279,7 @@ class LogitsReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Tells that the replica can't go on with a request."""
+    """Reports that the replica can't go on with a request."""
 
     request_id: int
     error: str
@@ -292,12 +293,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdaptationState(msgspec.Struct, frozen=True):
-    """What online adaptation has done for a drafter. Acceptance: on recent texts that were not learned."""
+    """What online adaptation has done for a drafter. Acceptance is measured on recent texts that were held out."""
 
     updates: int = 0  # weights published since the start
-    texts: int = 0  # on which acceptance was measured last
-    acceptance_before: float | None = None  # share of their tokens that the drafter's files would have drafted
-    acceptance_after: float | None = None  # share that its present weights would have drafted
+    texts: int = 0  # in the last measurement of acceptance
+    acceptance_before: float | None = None  # share of their tokens that the original weights would have drafted
+    acceptance_after: float | None = None  # share that the present weights would have drafted
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -309,7 +310,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[int]  # the receiver's requests among them; waiting ones last
     drafting: bool = True  # of a target: whether it wants drafts; False while plain decoding is faster
     attached_drafters: dict[int, str] = {}  # of a target: drafters by the receiver's requests
-    speculation_gain: float = 1.0  # of a target: speed relative to plain decoding, by trials; 1: unknown
+    speculation_gain: float = 1.0  # of a target: speed relative to plain decoding, measured in trials; 1: unknown
     pages: int = 0  # of the KV cache
     used_pages: int = 0  # that requests hold
     shared_pages: int = 0  # that more than one holds
@@ -318,7 +319,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def capacity(self) -> int:
-        """Requests that can run at once: as many as slots, or fewer while some wait although slots are free."""
+        """How many requests can run at once: one per slot, or only the active ones while others wait."""
         return self.active if self.waiting and self.active else self.slots
 
 

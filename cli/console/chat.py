@@ -86,7 +86,7 @@ class Chat:
                 self._note("Stopped.")
 
     def handle(self, line: str) -> None:
-        """Run a command or send a message; ignores an empty line. Raises ConsortError if it fails."""
+        """Run a command or send a message; an empty line does nothing. Raises ConsortError on failure."""
         if not line:
             return
         parsed = read(line)
@@ -116,7 +116,7 @@ class Chat:
         return " · ".join([self.conversation.model, *shown, "/help"])
 
     def _send(self, message: str, turns: Sequence[Turn] | None = None) -> None:
-        """Send a message after the turns, and keep all that if there is an answer. turns: None for all."""
+        """Send a message after `turns`, and keep all of it if an answer comes. turns: None: the whole conversation."""
         printer = self._printer
         generation = printer.answer(self._generator, CHAT, self.conversation.request(message, turns))
         self._last_seed = self._last_seed if generation.seed is None else generation.seed
@@ -230,5 +230,5 @@ class Chat:
 
 
 def _proposers(card: Mapping[str, Any]) -> str:
-    """Return who drafts for an endpoint: the drafter's name, and the kinds of the others."""
+    """Return what drafts for an endpoint: the drafter by its name, other proposers by their kind."""
     return ", ".join(card["drafter"] if name == "drafter" else name for name in card.get("proposers", []))

@@ -1,4 +1,4 @@
-"""`consort demo`: a streamed answer, tokens coloured by source, the same without drafts, and what drafts were worth."""
+"""`consort demo`: stream an answer with tokens coloured by source, write it again without drafts, compare speeds."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
     Raises:
         UnavailableError: the server could not answer.
     """
-    # The target wrote what it did not accept from a draft: one colour is enough here.
+    # All tokens that were not accepted from a draft are the target's own: they share one colour here.
     printer = TextPrinter(console, palette={source: COLOURS[source] for source in _PROPOSERS})
     generator = Generator(client)
     body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "max_tokens": _TOKENS, "seed": _SEED}
@@ -41,7 +41,7 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
 
 
 def report(ours: Generation, plain: Generation) -> list[Text]:
-    """Return what speculation was worth, line by line. ours: with drafts; plain: without."""
+    """Return lines that say what drafts gained. ours: the answer with drafts; plain: without."""
     lines = [_speed("with drafts", ours), _speed("without", plain), _drafts(ours)]
     if ours.tokens_per_s and plain.tokens_per_s:
         ratio = ours.tokens_per_s / plain.tokens_per_s
@@ -69,7 +69,7 @@ def _reason(ours: Generation, plain: Generation, ratio: float) -> str:
 
 
 def _step_s(generation: Generation) -> float:
-    """Mean seconds of a target step, without the first, which reads the prompt."""
+    """Mean seconds per target step, not counting the first, which reads the prompt."""
     steps: int = generation.speculation["steps"]
     return (generation.total_s - generation.first_s) / max(steps - 1, 1)
 
@@ -90,7 +90,7 @@ def _drafts(generation: Generation) -> Text:
 
 
 def _legend(generation: Generation) -> Iterator[Text]:
-    """Yield how many tokens are from whom, in their colour."""
+    """Yield the number of tokens from each source, in its colour."""
     drafted = {source: count for source in _PROPOSERS if (count := generation.sources.get(source))}
     for source, count in drafted.items():
         yield Text.assemble(("■ ", COLOURS[source] or ""), (f"{count} tokens from {_PROPOSERS[source]}", "dim"))

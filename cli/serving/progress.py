@@ -1,4 +1,4 @@
-"""Progress on the terminal: of starting deployments, and of the steps of a long command."""
+"""Show the progress of starting deployments, and of a long command's steps, on the terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +24,10 @@ class StartProgress:
 
 
 class ProgressDisplay:
-    """A live table on a terminal; elsewhere a line per deployment when it is ready. A context manager."""
+    """A live table on a terminal; elsewhere, one line for each deployment once it is ready. A context manager."""
 
     def __init__(self, console: Console, *, done: str = "ready") -> None:
-        """done: the word for finished deployments."""
+        """done: the word to show for finished deployments."""
         self._console = console
         self._done = done
         self._began_s = time.monotonic()
@@ -85,7 +85,7 @@ class ProgressDisplay:
 
 @contextmanager
 def reporting(console: Console) -> Iterator[Callable[[str], None]]:
-    """Yield a function that reports the step that begins; shows finished steps with their durations."""
+    """Yield a function to call with each step's name as it begins. Finished steps are shown with their durations."""
     with ProgressDisplay(console, done="done") as display:
         yield lambda step: display.watch([StartProgress(step, "loading")])
         display.watch([])

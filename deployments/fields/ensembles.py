@@ -14,7 +14,7 @@ _MAX_MEMBERS = 64
 
 
 class BlendFields(StrictModel):
-    """Settings of a blend. null means the endpoint's value in a request, the default in an endpoint."""
+    """Settings of a blend. null: in a request the endpoint's value, in an endpoint the default."""
 
     always_strict = True
 
@@ -76,9 +76,9 @@ class EnsembleFields(StrictModel):
     def override_ensemble(
         self, options: EnsembleOptions, *, model: str, count: int, blends: bool
     ) -> EnsembleOptions | None:
-        """Endpoint's options with the request's changes; None: no changes.
+        """Return the endpoint's options with the request's changes; None if it changes nothing.
 
-        Raises InvalidRequestError for a value that is out of range or doesn't apply.
+        Raises InvalidRequestError if a value is out of range or doesn't apply to the model.
 
         Args:
             model: the endpoint's name.
@@ -94,7 +94,7 @@ class EnsembleFields(StrictModel):
         if self.blend is not None and not blends:
             raise InvalidRequestError(f"blend: the model {model!r} chooses among whole answers.", field="blend")
         if self.min_members is not None and self.min_members > count:
-            reason = f"min_members: should be at most {count}, which is how many the model {model!r} has."
+            reason = f"min_members: should be at most {count}, the number of members of the model {model!r}."
             raise InvalidRequestError(reason, field="min_members")
         return self._apply(options, count)
 

@@ -1,9 +1,9 @@
 """Layers that carry a state from token to token: causal convolutions and linear recurrences over ragged rows.
 
-A row has a state, which holds the effect of its text's first columns, and a ring of the inputs of its last columns. A
-step rebuilds the state at its first column from these, so a rejected draft costs no second forward, and a draft's
-tokens are written to the ring only. Tokens are taken in one by one in float32, so a token's bits depend on its text
-alone. This is the reference in plain torch, which runs where no kernel does.
+A row has a state, which covers the first columns of its text, and a ring of the inputs of its last columns. A step
+starts from the state and replays the ring up to its own first column. So draft tokens are written to the ring only, and
+a rejected draft costs no second forward. Tokens are processed one by one in float32, so a token's bits depend on its
+text alone. This is the reference in plain torch, which runs where there is no kernel.
 """
 
 from typing import NamedTuple
@@ -13,40 +13,41 @@ from torch import Tensor
 
 from engine.kernels.attention import RaggedBatch
 
-RING = 32  # columns whose inputs are kept, so the most tokens of a draft with what a convolution looks back
+RING = 32  # columns whose inputs are kept: it limits a draft's tokens plus the columns that a convolution looks back
 
 
 class StateRow(NamedTuple):
-    """Where a row's state is, and what becomes of it. Cells are those of slots, then those of snapshots."""
+    """Where a step reads a row's state and where it writes it. Cells: those of slots, then those of snapshots."""
 
-    source: int  # the cell with the state, and the inputs of the columns after it
-    held: int  # how many columns' effects it holds; 0: there is no state yet
-    keep: int = -1  # after how many columns the state goes to the cell of the row's slot; -1: it is not written
-    snapshot_at: int = -1  # the same for a snapshot
-    snapshot: int = 0  # its cell
+    source: int  # the cell to read: a state, and the inputs of the columns after it
+    held: int  # how many columns that state covers; 0: there is no state yet
+    keep: int = -1  # the state after this many columns is written to the slot's cell; -1: none is
+    snapshot_at: int = -1  # the state after this many columns is written to a snapshot; -1: none is
+    snapshot: int = 0  # the snapshot's cell
 
 
 class Convolution(NamedTuple):
-    """What a causal convolution of each channel computes with."""
+    """Arguments of a depthwise causal convolution."""
 
     x: Tensor  # [N, D]
-    weight: Tensor  # [W, D] float32, of the oldest input first
+    weight: Tensor  # [W, D] float32, the oldest input's first
     bias: Tensor | None  # [D] float32
     ring: Tensor  # [cells, RING, D], of inputs, in the type of x
     batch: RaggedBatch
-    silu: bool  # whether the result goes through that function
+    silu: bool  # whether SiLU is applied to the result
 
 
 class Recurrence(NamedTuple):
-    """What a recurrence computes with: S ← decay · S, S ← S + key ⊗ update, output = scale · query · S.
+    """Arguments of a recurrence: S ← decay · S, S ← S + key ⊗ update, output = scale · query · S.
 
-    The update is the value; with the delta rule (Yang et al., arXiv 2412.06464, equation 10) beta · (value - key · S).
+    The update is the value. With the delta rule (Yang et al., arXiv 2412.06464, equation 10) it is
+    beta · (value - key · S).
     """
 
     query: Tensor  # [N, G, K] float32; head h has the query and the key of group h · G / H
     key: Tensor  # [N, G, K] float32
     value: Tensor  # [N, H, V] float32
-    decay: Tensor  # [N, H] float32, its logarithm
+    decay: Tensor  # [N, H] float32, as a logarithm
     beta: Tensor | None  # [N, H] float32; None: no delta rule
     states: Tensor  # [cells, H, K, V] float32
     ring: Tensor  # [cells, RING, G · K + H · V + 2 H] float32: keys, values, decays, betas
@@ -61,7 +62,7 @@ def state_rows(batch: RaggedBatch) -> list[StateRow]:
 
 
 def convolve(args: Convolution) -> Tensor:
-    """Return the convolution of each token with those before it, [N, D], and keep the inputs of the last columns."""
+    """Return each token convolved with those before it, [N, D], and write the last columns' inputs to the rings."""
     width = len(args.weight)
     output = torch.empty_like(args.x)
     for row, slot, first, end, start in _rows(args.batch):
@@ -83,7 +84,7 @@ def convolve(args: Convolution) -> Tensor:
 
 
 def recur(args: Recurrence) -> Tensor:
-    """Return the output after each token, [N, H, V] float32, and keep states and inputs."""
+    """Return the output after each token, [N, H, V] float32, and write states and rings."""
     output = torch.empty_like(args.value)
     inputs = torch.cat([args.key.flatten(1), args.value.flatten(1), args.decay, _betas(args)], dim=1)
     for row, slot, first, end, start in _rows(args.batch):
@@ -139,6 +140,6 @@ def _rows(batch: RaggedBatch) -> list[tuple[StateRow, int, int, int, int]]:
 
 
 def _keep(ring: Tensor, inputs: Tensor, first: int, end: int) -> None:
-    """Write the inputs of columns first … end - 1 to a ring, as far as it has room for the last of them."""
+    """Write the inputs of columns first … end - 1 to a ring, or only the last RING of them."""
     for column in range(max(first, end - RING), end):
         ring[column % RING] = inputs[column - first]

@@ -1,6 +1,6 @@
 """The text model inside a multimodal checkpoint: its configuration, its class, and the names of its weights.
 
-Its weights alone are read, so the other towers take no memory.
+Only its weights are read, so the other towers take no memory.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from decoding.errors import ConfigError
 
-# From the names that multimodal checkpoints give a text model's weights to those of a causal model.
+# How to rename a text model's weights from their names in multimodal checkpoints to those in a causal model.
 RENAMED = {
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
-# Text models without a causal class in transformers. In each, logits are an output layer's, without anything else.
+# Text models without a causal class in transformers. All get their logits from an output layer and nothing else.
 _PLAIN_OUTPUT = {
     f"{kind}_text" for kind in ("glm4v", "glm4v_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 }
@@ -30,11 +30,11 @@ _INHERITED = ("dtype", "quantization_config")  # settings of the whole checkpoin
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the configuration of the checkpoint's text model: `config` itself if there is nothing else in it."""
+    """Return the configuration of the checkpoint's text model, which is `config` itself if there are no other parts."""
     text: PretrainedConfig = config.get_text_config(decoder=True)
     if text is config or config.is_encoder_decoder:
         return config
-    # Which weights are tied is said where the class of the whole checkpoint looks for it.
+    # The class of the whole checkpoint looks for this setting in the outer configuration, so that one decides.
     text.tie_word_embeddings = bool(getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False)))
     for name in _INHERITED:
         if getattr(text, name, None) is None and getattr(config, name, None) is not None:
@@ -43,7 +43,7 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def other_parts(config: PretrainedConfig) -> list[str]:
-    """Return what a multimodal checkpoint has beside its text model, such as "vision"."""
+    """Return what a multimodal checkpoint has besides its text model, such as "vision"."""
     if config.get_text_config(decoder=True) is config:
         return []
     parts = (name.removesuffix("_config") for name in config.sub_configs if getattr(config, name, None) is not None)
@@ -54,7 +54,7 @@ def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     """Return the class that computes the logits of a text model. config: a text model's.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such class.
     """
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         causal: type[PreTrainedModel] = _get_model_class(config, MODEL_FOR_CAUSAL_LM_MAPPING)
@@ -92,7 +92,7 @@ class _PlainOutput(PreTrainedModel, GenerationMixin):
     def forward(
         self, *, logits_to_keep: int | Tensor = 0, labels: None = None, **inputs: Any
     ) -> CausalLMOutputWithPast:
-        """Return the logits [B, ·, V] after the tokens to keep: indices, or how many of the last; 0: after all."""
+        """Return logits [B, ·, V]. logits_to_keep: after which tokens, by index, or how many of the last; 0: all."""
         output = self.model(**inputs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(output.last_hidden_state[:, kept])

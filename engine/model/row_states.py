@@ -1,8 +1,9 @@
-"""Which columns the state of each slot stands for, and snapshots of states at page boundaries of texts.
+"""How many columns each slot's state covers, and snapshots of states at page boundaries of texts.
 
-A snapshot lets a text that begins alike go on from there. They are kept at the end of each prompt and where a prompt
-leaves one that is known, as many as there are cells for; the one that was used longest ago goes first. Drafts change
-nothing of that.
+A later text with the same beginning starts from the snapshot instead of reading that beginning again. Snapshots are
+taken at the last page boundary of each prompt, and where a prompt diverges from those that are cached. If no cell is
+free, the least recently used snapshot is dropped. Draft tokens enter neither states nor snapshots before they are
+accepted.
 """
 
 import sys
@@ -12,26 +13,27 @@ from collections.abc import Iterable, Sequence
 from engine.kernels.state import RING, StateRow
 from engine.model.ragged_batch import RowInput
 
-MAX_UNSETTLED = RING // 2  # columns of a row that may turn out not to be text
+MAX_UNSETTLED = RING // 2  # columns at the end of a row that may still be rejected
 _LOST = sys.maxsize
 
 
 class RowStates:
-    """States of slots 0 … slots - 1, a spare one for padding, and cells for snapshots after these."""
+    """Cells of states: one for each slot, then one for padding, then those for snapshots."""
 
     def __init__(self, slots: int, snapshots: int, page_size: int) -> None:
         self.slots, self.cells, self._page_size = slots, slots + 1 + snapshots, page_size
-        self._held = [0] * (slots + 1)  # by slot: how many columns' effects its state holds
-        self._sources = list(range(slots + 1))  # the cell that it is read from next
+        self._held = [0] * (slots + 1)  # by slot: how many columns its state covers
+        self._sources = list(range(slots + 1))  # by slot: the cell to read its state from next
         self._wanted: list[list[tuple[int, bytes]]] = [[] for _ in range(slots + 1)]  # snapshots: column, key
-        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # cells by the key of the last page, oldest use first
+        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # cells by key of the last page, oldest use first
         self._free = list(range(slots + 1, self.cells))
 
     def plan(self, rows: Sequence[RowInput]) -> list[StateRow]:
-        """Return where each row's state is, and where it goes in the forward that runs the rows next.
+        """Return where the next forward, which runs these rows, reads and writes their states.
 
         Raises:
-            ValueError: a row goes back before its state, or leaves more columns unsettled than are remembered.
+            ValueError: a row starts before the end of its state, has more than MAX_UNSETTLED unsettled columns, or is
+                a tree.
         """
         busy = set(self._sources)  # this forward reads them, so it may not write snapshots there
         return [self._plan(row, busy) for row in rows]
@@ -57,9 +59,9 @@ class RowStates:
         return StateRow(source, held, keep, snapshot_at, cell)
 
     def begin(self, slot: int, keys: Sequence[bytes], pages: int, known: int) -> None:
-        """Let a slot begin with the state after its first pages, which have a snapshot, or with none.
+        """Start a slot from the snapshot after its first `pages` pages, or without a state if `pages` is 0.
 
-        keys: of the pages of the prompt. pages: that the slot holds. known: that somebody holds.
+        keys: of the prompt's pages. pages: how many of them the slot holds. known: how many of them are cached.
         """
         self.clear(slot)
         if pages:
@@ -70,7 +72,7 @@ class RowStates:
                 self._wanted[slot].append((boundary * self._page_size, keys[boundary - 1]))
 
     def longest(self, keys: Sequence[bytes], known: int) -> int:
-        """Return after how many of the first `known` pages there is a snapshot, at most."""
+        """Return the most pages, up to `known`, after which there is a snapshot; 0 if there is none."""
         for pages in range(known, 0, -1):
             if keys[pages - 1] in self._snapshots:
                 self._snapshots.move_to_end(keys[pages - 1])
@@ -78,25 +80,25 @@ class RowStates:
         return 0
 
     def clear(self, slot: int) -> None:
-        """Let a slot have no state."""
+        """Drop a slot's state, and the snapshots that it was to write."""
         self._held[slot], self._sources[slot] = 0, slot
         self._wanted[slot].clear()
 
     def fork(self, source: int, target: int, end: int) -> int:
-        """Let the target have the state of the source, whose first `end` columns it gets.
+        """Give the target slot the source's state, because it gets the source's first `end` columns.
 
-        Returns the cell to copy from. Raises ValueError if the source's state holds more columns.
+        Returns the cell to copy from. Raises ValueError if the source's state covers more columns.
         """
         if self._held[source] > end:
-            raise ValueError(f"a state after {self._held[source]} columns has no copy after {end}")
+            raise ValueError(f"a state that covers {self._held[source]} columns can't be cut to {end}")
         self.clear(target)
         self._held[target] = self._held[source]
         return self._sources[source]
 
     def lose(self, slots: Iterable[int]) -> None:
-        """Note that a forward of these slots failed: their states may be half written, and are of no use until `clear`.
+        """Note that a forward of these slots failed. Their states may be half written: don't use them until `clear`.
 
-        Snapshots are forgotten, because some may have been written in it.
+        All snapshots are dropped, too, because that forward may have been writing some.
         """
         for slot in slots:
             self._held[slot] = _LOST
@@ -108,7 +110,7 @@ class RowStates:
         return self._held[slot] <= column
 
     def _new_cell(self, key: bytes, busy: set[int]) -> int:
-        """Return a cell for a snapshot; 0: there is none, or it is known."""
+        """Return a cell for a new snapshot; 0 if no cell can be had or the snapshot exists already."""
         if key in self._snapshots:
             return 0
         if not self._free:

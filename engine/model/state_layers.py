@@ -1,8 +1,8 @@
 """Layers that carry a state, made to run over ragged rows.
 
-transformers' layers leave their convolutions and recurrences to functions of their modules. Here each layer's own
-forward runs with others in place of these. So its projections, gates and norms stay as they are, and without a batch
-of rows, as in `generate`, so does all of it.
+In transformers, these layers call functions of their Python modules for convolutions and recurrences. Here a layer's
+own forward runs with other functions in their place, so its projections, gates and norms stay as they are. Outside
+`running_over`, as in `generate`, the replacements call the originals.
 """
 
 import inspect
@@ -21,13 +21,13 @@ from engine.kernels.state import RING, Convolution, Recurrence
 from engine.model.attention import Rows, current_rows
 from engine.model.kv_pages import KVPages
 
-_ELEMENTS = 64  # of a few vectors, as many as torch's loops take at once
+_ELEMENTS = 64  # elements that torch's CPU loops take at once, which fill a few vector registers
 _UNKNOWN = {"mamba_selective_scan"}  # Mamba 1's recurrence: every channel has decays of its own
 _Function = Callable[..., Any]
 
 
 class Inputs(NamedTuple):
-    """What a recurrence takes for N tokens, as in `Recurrence`."""
+    """The inputs of a recurrence for N tokens, as in `Recurrence`."""
 
     query: Tensor
     key: Tensor
@@ -37,14 +37,14 @@ class Inputs(NamedTuple):
 
 
 class StateLayer:
-    """What one layer of a model carries, and its functions over the rows of the current batch."""
+    """One layer's state, and the functions that update it for the rows of the current batch."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._conv_weight: tuple[Tensor, Tensor | None] | None = None
 
     def functions(self) -> dict[str, Callable[[_Function], _Function]]:
-        """Return makers of the functions to put in place of others, by their names in transformers."""
+        """Return, by the name of a function in transformers, the method that makes its replacement from it."""
         return {
             "causal_conv1d_fn": self._convolution,
             "torch_chunk_gated_delta_rule": self._delta_rule,
@@ -124,7 +124,7 @@ def carries_known_states(model: PreTrainedModel) -> bool:
 
 
 def _layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, FunctionType, set[str]]]:
-    """Yield the layers that carry a state, their class's forward, and the functions in it that are to be others."""
+    """Yield each layer that carries a state, its class's forward, and the names of the functions to replace in it."""
     for module in model.modules():
         forward = inspect.unwrap(type(module).forward)
         if isinstance(forward, FunctionType):
@@ -134,9 +134,9 @@ def _layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, FunctionType, s
 
 
 def token_multiple(model: PreTrainedModel) -> int:
-    """Return a number of tokens by whose multiples torch's functions give a token the same bits on a CPU.
+    """Return the multiple to pad token counts to, so that a token's bits don't depend on the count on a CPU.
 
-    They compute the last elements of a tensor, which fill no vectors, by other formulas.
+    torch computes the last elements of a tensor, which don't fill a vector register, by other formulas.
     """
     biases = (getattr(module, "dt_bias", None) for module, _, _ in _layers(model))
     widths = [len(bias) for bias in biases if isinstance(bias, Tensor)]
@@ -144,11 +144,11 @@ def token_multiple(model: PreTrainedModel) -> int:
 
 
 def use_state_layers(model: PreTrainedModel) -> bool:
-    """Let the model's layers that carry a state run over ragged rows. Returns whether there are any."""
+    """Make the model's layers that carry a state run over ragged rows. Returns whether there are any."""
     any_layer = False
     for module, forward, names in _layers(model):
         any_layer = True
-        if "forward" in vars(module):  # it has been done
+        if "forward" in vars(module):  # replaced already
             continue
         makers = StateLayer(module).functions()
         scope = forward.__globals__ | {name: makers[name](forward.__globals__[name]) for name in names}
