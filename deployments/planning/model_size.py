@@ -15,6 +15,7 @@ from engine.loading.gguf import converted_folder, is_gguf, local_file
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int8": 1.0}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
+_OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|audio|embed_vision|embed_audio|multi_modal)")  # of multimodal models
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _GGUF_FIELDS = {  # what config.json calls them, and .gguf files
     "num_hidden_layers": "block_count",
@@ -52,7 +53,8 @@ def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) 
 def _size_of_folder(folder: Path, model: ModelConfig, weights_bytes: int | None) -> ModelSize | None:
     config = read_header(folder)
     files = list(folder.glob("model*.safetensors")) or folder.glob("*.safetensors")  # some have all weights twice
-    tensors = [each for file in files for each in tensors_in(file).items()]
+    stored_tensors = (each for file in files for each in tensors_in(file).items())
+    tensors = [each for each in stored_tensors if not _OTHER_PARTS.search(each[0])]
     stored = sum(size for _, (_, size) in tensors) or weights_bytes
     return _size(config, model, [(name, shape) for name, (shape, _) in tensors], stored) if stored else None
 
@@ -124,6 +126,8 @@ def _positions(config: Mapping[str, Any]) -> int | None:
     positions = positions_of(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") if isinstance(rope, dict) else None
+    if positions is not None and (chunk := _first(config, "attention_chunk_size")) is not None:
+        return min(positions, chunk)
     if positions is None or kind not in _LENGTH_DEPENDENT:
         return positions
     original = rope.get("original_max_position_embeddings") or _first(config, "original_max_position_embeddings")

@@ -148,15 +148,19 @@ def context_length(config: PretrainedConfig, wanted: int | None) -> int:
         return wanted
     text = config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None) or MAX_LENGTH
-    return min(int(positions), MAX_LENGTH, *(length for _, length in length_dependent_positions(text)))
+    return min(int(positions), MAX_LENGTH, *(length for _, length in length_limits(text)))
 
 
-def length_dependent_positions(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
-    """Yield the kinds of rotary positions that depend on a text's length, and the length up to which they don't."""
+def length_limits(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
+    """Yield what a runner can't compute beyond a length, in words, and that length in tokens."""
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk and "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        yield "its attention sees one chunk of the text at a time", int(chunk)
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, Mapping)]
     for rope in by_layer or [parameters]:
         kind = str(rope.get("rope_type", "default"))
         if kind in _LENGTH_DEPENDENT:
             original = rope.get("original_max_position_embeddings") if kind == "longrope" else None
-            yield kind, int(original or config.max_position_embeddings)
+            length = int(original or config.max_position_embeddings)
+            yield f"its rotary positions ({kind}) change with the length of the text", length

@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from decoding.errors import ConfigError
-from engine.loading.settings import length_dependent_positions
+from engine.loading.settings import length_limits
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from engine.model.state_layers import carries_known_states
 
 # Kinds of attention that run; kinds of layers without attention are checked as modules.
-_ATTENTION_KINDS = {"attention", "full_attention", "linear_attention", "sliding_attention"}
+_ATTENTION_KINDS = {"attention", "chunked_attention", "full_attention", "linear_attention", "sliding_attention"}
 _LENGTHS = (5, 9)  # tokens of the test's two calls
 _TOLERANCES = {torch.float32: 0.01}  # of the logits, relative to their own variation
 _LOOSE = 0.3  # for other types: rounding gives a few per cent, a text that is ignored gives 1
@@ -33,12 +33,9 @@ def check_config(config: PretrainedConfig, *, max_length: int) -> None:
         raise ConfigError(f"it has layers of kind {', '.join(unknown)}; only {can_run} can run")
     if _uses_alibi(text):
         raise ConfigError("it biases attention by distance (ALiBi), which attention over KV slots does not support")
-    for kind, original in length_dependent_positions(text):
-        if max_length > original:
-            raise ConfigError(
-                f"its rotary positions ({kind}) change with the length of a text that exceeds {original} tokens; "
-                f"lower max_length from {max_length} to {original}, up to which they don't"
-            )
+    for problem, limit in length_limits(text):
+        if max_length > limit:
+            raise ConfigError(f"{problem} beyond {limit} tokens; lower max_length from {max_length} to {limit}")
 
 
 def check_modules(model: PreTrainedModel) -> None:

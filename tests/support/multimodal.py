@@ -51,6 +51,15 @@ _GLM_EXPERTS = _EXPERTS | {
     "n_group": 1,
     "topk_group": 1,
 }
+_DELTA_RULE = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+_LLAMA_4 = {"intermediate_size_mlp": 48, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+_LLAMA_4_VISION = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
 # By name: the type of the whole, the text model's settings, the vision tower's.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("gemma3", _WINDOWS, _VISION),
@@ -66,6 +75,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         _DEEP_VISION,
     ),
     "glm4v_moe": ("glm4v_moe", _GLM_EXPERTS | _axes(1, 1, 2, partial_rotary_factor=1.0), _QWEN_VISION),
+    "qwen3_5": ("qwen3_5", _DELTA_RULE, _QWEN_VISION),
+    "llama4": ("llama4", _LLAMA_4, _VISION | _LLAMA_4_VISION),
     "llava": ("llava", {"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
     "smolvlm": ("smolvlm", {"model_type": "llama"}, _VISION),
 }

@@ -39,6 +39,7 @@ SHAPE: dict[str, Any] = {
 }
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
+LLAMA_4 = {"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 64}
 ATTENTION_ONLY = {"layer_types": ["attention"] * 2, "shared_intermediate_size": 48, "num_local_experts": 0}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2}
 LONGCAT = {"num_layers": 1, "ffn_hidden_size": 48, "moe_topk": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 16}
@@ -52,6 +53,7 @@ LONGCAT = {"num_layers": 1, "ffn_hidden_size": 48, "moe_topk": 2, "zero_expert_n
         ("doge", {}),
         ("deepseek_v3", LATENT | EXPERTS),
         ("minicpm3", LATENT),
+        ("llama4_text", LLAMA_4),  # attention in chunks, which are longer than these texts
         ("longcat_flash", LATENT | EXPERTS | LONGCAT | {"head_dim": 8}),
         ("granitemoehybrid", MAMBA | ATTENTION_ONLY),  # its class carries states, this model does not
     ],
