@@ -62,11 +62,11 @@ class Drafter:
         ahead: draft ahead of the verdicts and offer at once; else one draft, offered when `offers` is called.
 
         Raises:
-            ConfigError: the model carries a state, so it can't take back text, as a mapping of tokens may want.
+            ConfigError: the model carries a state, and is to draft in other tokens or to learn while it serves.
         """
-        if runner.has_states and options.draft_mappings:
-            targets = " and ".join(options.draft_mappings)
-            raise ConfigError(f"{type(runner.model).__name__} carries a state, so it can't draft in {targets}'s tokens")
+        if runner.has_states and (options.draft_mappings or options.adaptation):
+            use = "learn while it serves" if options.adaptation else f"draft for {' and '.join(options.draft_mappings)}"
+            raise ConfigError(f"{type(runner.model).__name__} carries a state from token to token, so it can't {use}")
         self.times = LoopTimes()
         self._runner = runner
         self._alternatives = 0 if runner.has_states else min(alternatives, WIDTH)

@@ -140,7 +140,8 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
     column = _sum([each.column for each in loaded] * caches)
     weights = _sum([each.weights for each in loaded])
     state = _sum([each.state for each in loaded] * caches)
-    fitting = fitting_slots(state, room_for_pages(column, weights, spec.memory_bytes))
+    devices = {*column, *state}
+    fitting = fitting_slots(state, room_for_pages(devices, weights, spec.memory_bytes))
     slots = choose_slots(spec.slots, loaded[0].model.device, fitting)
     graphs = [
         graph_bytes(
@@ -148,7 +149,7 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
         )
         for each, query in zip(loaded, max_queries, strict=True)
     ]
-    room = room_for_pages(column, weights, spec.memory_bytes, reserved=_sum(graphs * caches))
+    room = room_for_pages(devices, weights, spec.memory_bytes, reserved=_sum(graphs * caches))
     pages = fit_pages(
         spec.name,
         spec.kv_tokens,

@@ -45,7 +45,8 @@ def check_modules(model: PreTrainedModel) -> None:
     """
     name = type(model).__name__
     kinds = set(getattr(model.config, "layer_types", None) or ("unknown",))
-    if model._is_stateful and not carries_known_states(model) and not kinds <= {"attention", "full_attention"}:
+    carries_states = model._is_stateful and not kinds <= {"attention", "full_attention"}
+    if (carries_states or "linear_attention" in kinds) and not carries_known_states(model):
         raise ConfigError(f"{name} carries a state from token to token in a way that slots do not hold")
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{name} computes attention itself, not through transformers' AttentionInterface")
@@ -71,6 +72,7 @@ def try_out(model: PreTrainedModel) -> KVPages:
         actual = _over_slots(runner, tokens)
     except (
         ArithmeticError,
+        AssertionError,
         AttributeError,
         LookupError,
         NotImplementedError,

@@ -26,7 +26,6 @@ class RowStates:
         self._sources = list(range(slots + 1))  # by slot: the cell to read its state from next
         self._wanted: list[list[tuple[int, bytes]]] = [[] for _ in range(slots + 1)]  # snapshots: column, key
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # cells by key of the last page, oldest use first
-        self._free = list(range(slots + 1, self.cells))
 
     def plan(self, rows: Sequence[RowInput]) -> list[StateRow]:
         """Return where the next forward, which runs these rows, reads and writes their states.
@@ -45,7 +44,8 @@ class RowStates:
         if row.start == 0 and held:
             self._held[slot] = held = 0
         keep = max(held, row.end if row.settled is None else min(row.settled, row.end))
-        if held > row.start or row.end - keep > MAX_UNSETTLED or row.paths is not None:
+        known = held <= row.start <= held + MAX_UNSETTLED
+        if not known or row.end - keep > MAX_UNSETTLED or row.paths is not None:
             raise ValueError(f"a row's columns {row.start} … {row.end} can't follow its state after {held} columns")
         source = self._sources[slot]
         snapshot_at, cell = -1, 0
@@ -103,7 +103,6 @@ class RowStates:
         for slot in slots:
             self._held[slot] = _LOST
         self._snapshots.clear()
-        self._free = list(range(self.slots + 1, self.cells))
 
     def can_go_on(self, slot: int, column: int) -> bool:
         """Whether the next token of a slot's text may be that of a column: its state holds no later ones."""
@@ -113,10 +112,12 @@ class RowStates:
         """Return a cell for a new snapshot; 0 if no cell can be had or the snapshot exists already."""
         if key in self._snapshots:
             return 0
-        if not self._free:
-            oldest = next((known for known, cell in self._snapshots.items() if cell not in busy), None)
-            if oldest is None:
-                return 0
-            self._free.append(self._snapshots.pop(oldest))
-        self._snapshots[key] = self._free.pop()
-        return self._snapshots[key]
+        taken = busy.union(self._snapshots.values())
+        free = (cell for cell in range(self.slots + 1, self.cells) if cell not in taken)
+        oldest = (self._snapshots[known] for known in self._snapshots if self._snapshots[known] not in busy)
+        cell = next(free, 0) or next(oldest, 0)
+        if cell:
+            self._snapshots = OrderedDict((known, other) for known, other in self._snapshots.items() if other != cell)
+            self._snapshots[key] = cell
+            busy.add(cell)
+        return cell

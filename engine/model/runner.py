@@ -208,11 +208,11 @@ class Runner:
             logits, *hidden = self._graphs.outputs(shape, rows, wanted)
         else:
             self.cache.prepare_writes(extents)
-            tokens, positions, batch, adapters = self._forward.pack(rows)
-            count = tokens.numel()
-            timed = nullcontext() if self._threads is None else self._threads.timing(count)
-            with timed, self.cache.losing_states(row.slot for row in rows):
-                logits, *hidden = self._forward(tokens, positions, batch, self._to_keep(wanted, count), adapters)
+            with self.cache.losing_states(row.slot for row in rows):
+                tokens, positions, batch, adapters = self._forward.pack(rows)
+                count = tokens.numel()
+                with nullcontext() if self._threads is None else self._threads.timing(count):
+                    logits, *hidden = self._forward(tokens, positions, batch, self._to_keep(wanted, count), adapters)
         if hidden:
             last, layers = hidden
             self.hidden = HiddenStates(last[: len(wanted)], layers[: sum([len(row.tokens) for row in rows])])
@@ -226,7 +226,8 @@ class Runner:
     def hidden_states(self, rows: Sequence[RowInput], layers: Sequence[int]) -> HiddenStates:
         """Return the hidden states of a forward with logits after all tokens, whichever `logits` keeps. It is slow."""
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
-        with HiddenStateHooks(self.model, layers).reading() as kept:
+        hooks = HiddenStateHooks(self.model, layers)
+        with self.cache.losing_states(row.slot for row in rows), hooks.reading() as kept:
             self._forward.logits(self._forward.pack(rows))
         count = sum([len(row.tokens) for row in rows])
         return HiddenStates(*(states[:count] for states in kept))

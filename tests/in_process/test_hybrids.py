@@ -15,6 +15,7 @@ from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
+from actors.verifier.judge import judge as plain_judge
 from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
@@ -175,3 +176,24 @@ def test_a_prompt_that_begins_alike_is_not_read_again(folder: Path) -> None:
             alone = texts(engine, [replace(request, cache_salt=str(request.request_id), request_id=new_request_id())])
             assert [token for delta in answer for token in delta.token_ids] == alone[0]
     assert reused == [0, 0, 32]
+
+
+@pytest.mark.parametrize("call", [1, 3], ids=["after a prompt", "after a step"])
+def test_memory_that_runs_out_after_a_forward_changes_no_text(
+    folder: Path, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The states are ahead of the texts then."""
+    calls = 0
+
+    def judge(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise torch.OutOfMemoryError("out of memory")
+        return plain_judge(*args, **options)
+
+    with Engine({"target": ("target", load(folder))}, LoopOptions(adaptive=False)) as engine:
+        alone = texts(engine, requests(PLAIN))
+        monkeypatch.setattr("actors.verifier.loop.judge", judge)
+        assert texts(engine, requests(PLAIN)) == alone
+    assert calls > call

@@ -97,3 +97,28 @@ def test_the_snapshot_that_was_used_longest_ago_goes_first() -> None:
     texts.read(third)
     assert [texts.read([*text, 9])[0] for text in (first, third)] == [16, 16]
     assert texts.read([*second, 9])[0] == 0
+
+
+def test_no_two_rows_of_a_forward_write_the_same_cell() -> None:
+    states = RowStates(slots=2, snapshots=1, page_size=PAGE_SIZE)
+    for slot, key in enumerate((b"a", b"b")):
+        states.begin(slot, [key], 0, 0)
+    first, second = states.plan([RowInput(slot, 0, [0] * 20) for slot in (0, 1)])
+    assert (first.snapshot_at, second.snapshot_at) == (16, -1)
+
+
+def test_a_failed_forward_takes_no_cell_that_a_row_is_yet_to_read() -> None:
+    states = RowStates(slots=3, snapshots=1, page_size=PAGE_SIZE)
+    states.begin(0, [b"a"], 0, 0)
+    cell = run(states, 0, 0, 16).snapshot
+    states.begin(1, [b"a"], 1, 1)  # goes on from the snapshot
+    states.lose([0])
+    states.begin(2, [b"b"], 0, 0)
+    assert run(states, 2, 0, 16).snapshot_at == -1  # the only cell is taken
+    assert run(states, 1, 16, 1) == StateRow(source=cell, held=16, keep=17)
+
+
+def test_a_row_far_beyond_its_state_is_an_error() -> None:
+    states = RowStates(slots=1, snapshots=0, page_size=PAGE_SIZE)
+    with pytest.raises(ValueError, match="can't follow its state after 0 columns"):
+        run(states, 0, 100, 1)
