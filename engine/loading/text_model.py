@@ -39,9 +39,8 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     # The class of the whole checkpoint looks for this setting in the outer configuration, so that one decides.
     text.tie_word_embeddings = bool(getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False)))
     stored = getattr(config, "quantization_config", None)
-    for name in _SKIPPED if isinstance(stored, dict) else ():
-        if stored.get(name):
-            stored[name] = [_renamed(module) for module in stored[name]]
+    if isinstance(stored, dict):
+        stored |= {name: [*map(_renamed, stored[name])] for name in _SKIPPED if stored.get(name)}
     for name in _INHERITED:
         if getattr(text, name, None) is None and getattr(config, name, None) is not None:
             setattr(text, name, getattr(config, name))
