@@ -6,7 +6,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB = 64
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -19,7 +19,7 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_DELTA_RULE = {
+DELTA_RULE = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 8,
@@ -37,17 +37,17 @@ _MAMBA = {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3_next": _SHAPE | _DELTA_RULE | _EXPERTS | {"shared_expert_intermediate_size": 16},
-    "qwen3_5_text": _SHAPE | _DELTA_RULE,
-    "olmo_hybrid": _SHAPE | _DELTA_RULE,
-    "lfm2": _SHAPE | _CONVOLUTIONS | {"block_ff_dim": 48},
-    "lfm2_moe": _SHAPE | _CONVOLUTIONS | _EXPERTS | {"num_dense_layers": 1},
-    "granitemoehybrid": _SHAPE
+    "qwen3_next": SHAPE | DELTA_RULE | _EXPERTS | {"shared_expert_intermediate_size": 16},
+    "qwen3_5_text": SHAPE | DELTA_RULE,
+    "olmo_hybrid": SHAPE | DELTA_RULE,
+    "lfm2": SHAPE | _CONVOLUTIONS | {"block_ff_dim": 48},
+    "lfm2_moe": SHAPE | _CONVOLUTIONS | _EXPERTS | {"num_dense_layers": 1},
+    "granitemoehybrid": SHAPE
     | _MAMBA
     | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 48, "num_local_experts": 0},
-    "bamba": _SHAPE | _MAMBA | {"attn_layer_indices": [1, 3]},
-    "falcon_h1": _SHAPE | _MAMBA | {"mamba_d_ssm": 64},
-    "nemotron_h": _SHAPE
+    "bamba": SHAPE | _MAMBA | {"attn_layer_indices": [1, 3]},
+    "falcon_h1": SHAPE | _MAMBA | {"mamba_d_ssm": 64},
+    "nemotron_h": SHAPE
     | {
         "hybrid_override_pattern": "M*M-",
         "mamba_num_heads": 8,
@@ -57,7 +57,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "chunk_size": 8,
         "expand": 2,
     },
-    "zamba2": _SHAPE
+    "zamba2": SHAPE
     | {
         "mamba_d_state": 16,
         "mamba_ngroups": 2,
@@ -70,7 +70,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_shared_attention_adapter": False,
     },
     "mamba2": {
-        **{name: value for name, value in _SHAPE.items() if name in ("vocab_size", "hidden_size") or "token" in name},
+        **{name: value for name, value in SHAPE.items() if name in ("vocab_size", "hidden_size") or "token" in name},
         "num_hidden_layers": 3,
         "num_heads": 8,
         "head_dim": 8,

@@ -8,20 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, Gemma3nForCausalLM, PreTrainedModel
 
-VOCAB = 128
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from tests.support.hybrids import DELTA_RULE, SHAPE, VOCAB
+
 _WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
 _PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
 _VISION: dict[str, Any] = {
@@ -51,13 +39,6 @@ _GLM_EXPERTS = _EXPERTS | {
     "n_group": 1,
     "topk_group": 1,
 }
-_DELTA_RULE = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-}
 _LLAMA_4 = {"intermediate_size_mlp": 48, "num_local_experts": 4, "interleave_moe_layer_step": 2}
 _LLAMA_4_VISION = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
 # By name: the type of the whole, the text model's settings, the vision tower's.
@@ -75,7 +56,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         _DEEP_VISION,
     ),
     "glm4v_moe": ("glm4v_moe", _GLM_EXPERTS | _axes(1, 1, 2, partial_rotary_factor=1.0), _QWEN_VISION),
-    "qwen3_5": ("qwen3_5", _DELTA_RULE, _QWEN_VISION),
+    "qwen3_5": ("qwen3_5", DELTA_RULE, _QWEN_VISION),
     "llama4": ("llama4", _LLAMA_4, _VISION | _LLAMA_4_VISION),
     "llava": ("llava", {"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
     "smolvlm": ("smolvlm", {"model_type": "llama"}, _VISION),
@@ -85,7 +66,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def make_multimodal(name: str, folder: Path) -> PreTrainedModel:
     """Save a checkpoint. Return the class that it names; the text model of Gemma 3n, whose tower needs a package."""
     kind, text, vision = FAMILIES[name]
-    parts: dict[str, Any] = {"text_config": _TEXT | text} | ({"vision_config": vision} if vision else {})
+    parts: dict[str, Any] = {"text_config": SHAPE | text} | ({"vision_config": vision} if vision else {})
     config = CONFIG_MAPPING[kind](**parts)
     torch.manual_seed(0)
     if name == "gemma3n":

@@ -13,7 +13,8 @@ from engine.loading.checkpoint import ModelSpec, check_model, load_model
 from engine.loading.settings import load_tokenizer, vocabulary_size
 from engine.loading.supported import try_out
 from engine.loading.text_model import other_parts
-from tests.support.multimodal import FAMILIES, VOCAB, flatten, make_multimodal
+from tests.support.hybrids import VOCAB
+from tests.support.multimodal import FAMILIES, flatten, make_multimodal
 
 
 def spec(folder: Path) -> ModelSpec:
