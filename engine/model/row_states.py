@@ -1,9 +1,9 @@
 """How many columns each slot's state covers, and snapshots of states at page boundaries of texts.
 
 A later text with the same beginning starts from the snapshot instead of reading that beginning again. Snapshots are
-taken at the last page boundary of each prompt, and where a prompt diverges from those that are cached. If no cell is
-free, the least recently used snapshot is dropped. Draft tokens enter neither states nor snapshots before they are
-accepted.
+taken at the last page boundary of each prompt, and where a prompt diverges from those that are cached; if one forward
+runs both columns, at the first only. If no cell is free, the least recently used snapshot is dropped. Draft tokens
+enter neither states nor snapshots before they are accepted.
 """
 
 import sys

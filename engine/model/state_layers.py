@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import PreTrainedModel
 
+from decoding.errors import ConfigError
 from engine.kernels import native_state
 from engine.kernels.state import RING, Convolution, Recurrence
 from engine.model.attention import Rows, current_rows
@@ -23,6 +24,7 @@ from engine.model.kv_pages import KVPages
 
 _ELEMENTS = 64  # elements that torch's CPU loops take at once, which fill a few vector registers
 _UNKNOWN = {"mamba_selective_scan"}  # Mamba 1's recurrence: every channel has decays of its own
+_ACTIVATIONS = (None, "silu", "swish")
 _Function = Callable[..., Any]
 
 
@@ -43,15 +45,7 @@ class StateLayer:
         self._module = module
         self._conv_weight: tuple[Tensor, Tensor | None] | None = None
 
-    def functions(self) -> dict[str, Callable[[_Function], _Function]]:
-        """Return, by the name of a function in transformers, the method that makes its replacement from it."""
-        return {
-            "causal_conv1d_fn": self._convolution,
-            "torch_chunk_gated_delta_rule": self._delta_rule,
-            "mamba2_chunk_scan": self._scan,
-        }
-
-    def _convolution(self, original: _Function) -> _Function:
+    def convolution(self, original: _Function) -> _Function:
         def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, **more: Any) -> Any:
             """x: [1, D, N]; weight: [D, W]. Returns [1, D, N]."""
             rows = current_rows()
@@ -62,12 +56,15 @@ class StateLayer:
                 self._conv_weight = weight.float().T.contiguous(), None if bias is None else bias.float()
             (ring,) = self._memory(cache, "convolution", x.device, ((RING, x.shape[1]), x.dtype))
             tokens = x[0].T.contiguous()
-            silu = more.get("activation") is not None
+            activation = more.get("activation")
+            if activation not in _ACTIVATIONS:
+                raise ConfigError(f"its convolutions are followed by {activation}; only silu can run over KV slots")
+            silu = activation is not None
             return native_state.convolve(Convolution(tokens, *self._conv_weight, ring, batch, silu)).T[None]
 
         return convolve
 
-    def _delta_rule(self, original: _Function) -> _Function:
+    def delta_rule(self, original: _Function) -> _Function:
         def recur(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Any:
             """query, key: [1, N, G, K]; value: [1, N, H, V]; g, beta: [1, N, H]. Returns [1, N, H, V]."""
             rows = current_rows()
@@ -80,8 +77,8 @@ class StateLayer:
 
         return recur
 
-    def _scan(self, original: _Function) -> _Function:
-        def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **more: Any) -> Any:
+    def scan(self, original: _Function) -> _Function:
+        def recur(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **more: Any) -> Any:
             """x: [1, N, H, P]; dt: [1, N, H]; a: [H]; b, c: [1, N, G, S]. Returns [1, N, H, P]. Mamba 2."""
             rows = current_rows()
             if rows is None:
@@ -96,7 +93,7 @@ class StateLayer:
                 output = output + values * more["D"].float()[:, None]
             return output[None]
 
-        return scan
+        return recur
 
     def _recur(self, rows: Rows, inputs: Inputs, *, normalises: bool, scale: float) -> Tensor:
         """Return the outputs, [N, H, V] float32."""
@@ -117,6 +114,14 @@ class StateLayer:
         return cache.state_memory.get(key) or cache.add_state(key, device, *parts)
 
 
+# Methods that make a replacement from the original, by the name of that function in transformers.
+_REPLACEMENTS: dict[str, Callable[[StateLayer, _Function], _Function]] = {
+    "causal_conv1d_fn": StateLayer.convolution,
+    "torch_chunk_gated_delta_rule": StateLayer.delta_rule,
+    "mamba2_chunk_scan": StateLayer.scan,
+}
+
+
 def carries_known_states(model: PreTrainedModel) -> bool:
     """Whether the model has layers that carry a state, all of a kind that runs over ragged rows."""
     layers = list(_layers(model))
@@ -128,7 +133,7 @@ def _layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, FunctionType, s
     for module in model.modules():
         forward = inspect.unwrap(type(module).forward)
         if isinstance(forward, FunctionType):
-            names = StateLayer(module).functions().keys() & set(forward.__code__.co_names)
+            names = _REPLACEMENTS.keys() & set(forward.__code__.co_names)
             if names:
                 yield module, forward, names
 
@@ -150,8 +155,8 @@ def use_state_layers(model: PreTrainedModel) -> bool:
         any_layer = True
         if "forward" in vars(module):  # replaced already
             continue
-        makers = StateLayer(module).functions()
-        scope = forward.__globals__ | {name: makers[name](forward.__globals__[name]) for name in names}
+        layer = StateLayer(module)
+        scope = forward.__globals__ | {name: _REPLACEMENTS[name](layer, forward.__globals__[name]) for name in names}
         bound = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
         bound.__kwdefaults__ = forward.__kwdefaults__
         vars(module)["forward"] = MethodType(bound, module)
