@@ -71,8 +71,8 @@ class DraftChain:
             or rows > max(self._sizes, default=0)
         ):
             return 0
-        window = self._runner.window
-        if window is not None and window < MAX_BRANCHES and last_position >= window:
+        reach = self._runner.reach
+        if reach is not None and (reach.in_chunks or reach.size < MAX_BRANCHES) and last_position >= reach.size:
             return 0
         # In chains of about the same length.
         return math.ceil(wanted / math.ceil(wanted / self._max_length))

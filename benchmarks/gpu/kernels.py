@@ -104,7 +104,7 @@ def text_batch(rows: int, width: int, columns: int, device: str) -> tuple[Ragged
         row_of=torch.arange(rows).repeat_interleave(width),
         trunks=written + 1,
         branches=nothing,
-        window_branches=nothing,
+        near_branches=nothing,
     )
     return RaggedBatch._make(part.to(device) for part in batch), tables.to(device)
 

@@ -126,8 +126,6 @@ def _positions(config: Mapping[str, Any]) -> int | None:
     positions = positions_of(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") if isinstance(rope, dict) else None
-    if positions is not None and (chunk := _first(config, "attention_chunk_size")) is not None:
-        return min(positions, chunk)
     if positions is None or kind not in _LENGTH_DEPENDENT:
         return positions
     original = rope.get("original_max_position_embeddings") or _first(config, "original_max_position_embeddings")

@@ -3,13 +3,27 @@
 All sums are float32.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 MAX_BRANCHES = 64  # columns beyond its trunk among which a token can see; one bit each
 _CHUNK = 128  # tokens whose scores are in memory at a time
+
+
+Position = TypeVar("Position", int, Tensor)
+
+
+class Reach(NamedTuple):
+    """How far back the tokens of a layer see: so many last positions, or the positions of their own chunk."""
+
+    size: int
+    in_chunks: bool = False  # chunks begin at the multiples of `size` (Llama 4)
+
+    def first(self, position: Position) -> Position:
+        """Return the first position that a token sees, which may be negative."""
+        return position - (position % self.size if self.in_chunks else self.size - 1)
 
 
 class RaggedBatch(NamedTuple):
@@ -24,7 +38,7 @@ class RaggedBatch(NamedTuple):
     row_of: Tensor  # [N] int64, the index of each token's row
     trunks: Tensor  # [N] int64: a token sees all columns < trunk, which hold the text at these positions
     branches: Tensor  # [N] int64: with bit i it also sees column trunk + i, the next position of its path
-    window_branches: Tensor  # [N] int64, for layers with a sliding window; `branches` itself in models without
+    near_branches: Tensor  # [N] int64, for layers with a `Reach`; `branches` itself in models without
 
 
 class AttentionArgs(NamedTuple):
@@ -38,7 +52,7 @@ class AttentionArgs(NamedTuple):
     tables: Tensor  # [slots + 1, P] int32
     batch: RaggedBatch
     scale: float
-    window: int | None = None  # a token sees text of so many last positions only
+    reach: Reach | None = None  # None: a token sees all text before it
     softcap: float | None = None  # bounds scores (Gemma 2, arXiv 2408.00118)
     # [heads] a score per head that takes part in the softmax and has no value (GPT-OSS; Xiao et al., arXiv 2309.17453)
     sinks: Tensor | None = None
@@ -46,7 +60,7 @@ class AttentionArgs(NamedTuple):
     @property
     def branches(self) -> Tensor:
         """[N] int64, the bits of the columns beyond its trunk that a token sees in this layer."""
-        return self.batch.branches if self.window is None else self.batch.window_branches
+        return self.batch.branches if self.reach is None else self.batch.near_branches
 
 
 def attend(args: AttentionArgs) -> Tensor:
@@ -89,8 +103,8 @@ def visible(args: AttentionArgs, tokens: slice, length: int) -> Tensor:
     trunks, positions = args.batch.trunks[tokens, None], args.batch.positions[tokens, None]
     columns = torch.arange(length, device=trunks.device)
     text = columns < trunks
-    if args.window is not None:
-        text &= columns > positions - args.window
+    if args.reach is not None:
+        text &= columns >= args.reach.first(positions)
     beyond = columns - trunks
     bits = (args.branches[tokens, None] >> beyond.clamp(0, MAX_BRANCHES - 1)) & 1
     return text | ((beyond >= 0) & (beyond < MAX_BRANCHES) & (bits == 1))

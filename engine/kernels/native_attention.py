@@ -7,7 +7,7 @@ computed beside it, and in whichever columns its path lies.
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionArgs, write
+from engine.kernels.attention import AttentionArgs, Reach, write
 from engine.kernels.native import call, empty, library, structure
 
 _PAGE_SIZE = 16
@@ -18,11 +18,11 @@ _NUMBERS = {  # of `Number` in vectors.h
     torch.float8_e4m3fn: 3,
     torch.float8_e5m2: 4,
 }
-_NO_WINDOW = 2**62
+_ALL = Reach(2**62)
 
 
 _Call = structure(
-    "rows heads kv_heads key_dim value_dim table_width window threads writes number page_number "
+    "rows heads kv_heads key_dim value_dim table_width reach in_chunks threads writes number page_number "
     "query_token query_head key_token key_head value_token value_head *query *key *value *keys *values *tables "
     "*slots *offsets *columns *positions *row_of *trunks *branches *sinks *output .scale .softcap"
 )
@@ -51,7 +51,7 @@ def attend(args: AttentionArgs) -> Tensor:
     layout = batch.slots, batch.offsets, batch.columns, batch.positions, batch.row_of, batch.trunks, args.branches
     arguments = _Call(
         *(len(batch.slots), query.shape[1], *keys.shape[1:3], values.shape[-1], args.tables.shape[1]),
-        *(_NO_WINDOW if args.window is None else args.window, torch.get_num_threads()),
+        *(*(args.reach or _ALL), torch.get_num_threads()),
         *(writes, _NUMBERS[query.dtype], _NUMBERS[keys.dtype]),
         *(state.stride(axis) for state in states for axis in (0, 1)),
         *(tensor.data_ptr() for tensor in (*states, keys, values, args.tables, *layout)),

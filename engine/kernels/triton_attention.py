@@ -64,6 +64,7 @@ def attend(args: AttentionArgs, tiling: Tiling | None = None) -> Tensor:
     query, keys, values, tables, batch = args.query, args.keys, args.values, args.tables, args.batch
     tiling = tiling or Tiling.of(query, keys)
     tokens, heads, size = query.shape
+    reach = 0 if args.reach is None else args.reach.size
     kv_heads, value_size, page_size = keys.shape[1], values.shape[-1], keys.shape[-1]
     group, rows = heads // kv_heads, len(batch.lengths)
     folded = _folded(group)
@@ -78,7 +79,8 @@ def attend(args: AttentionArgs, tiling: Tiling | None = None) -> Tensor:
     shared = {
         "sinks": query if args.sinks is None else args.sinks,
         "HAS_SINKS": args.sinks is not None,
-        "WINDOWED": args.window is not None,
+        "LIMITED": args.reach is not None,
+        "IN_CHUNKS": args.reach is not None and args.reach.in_chunks,
         "PART": tiling.part,
         "ROWS": max(triton.next_power_of_2(rows), _LEAST_ROWS),
         "SPLIT_TOKENS": tiling.split_tokens,
@@ -92,7 +94,7 @@ def attend(args: AttentionArgs, tiling: Tiling | None = None) -> Tensor:
         _attend_to_parts[tiles, kv_heads, strides](
             *(query, as_bytes(keys), as_bytes(values), tables, batch.slots, batch.offsets, batch.lengths),
             *(batch.positions, batch.trunks, args.branches, output, partials, statistics),
-            *(args.scale, args.window or 0, args.softcap or 1.0, *query.stride()[:2], tables.shape[1], rows, entries),
+            *(args.scale, reach, args.softcap or 1.0, *query.stride()[:2], tables.shape[1], rows, entries),
             CAPPED=args.softcap is not None,
             QUERIES=queries,
             BLOCK=tiling.block,
@@ -107,7 +109,7 @@ def attend(args: AttentionArgs, tiling: Tiling | None = None) -> Tensor:
         if most_parts > 1:
             merge_parts[tokens, kv_heads](
                 *(batch.offsets, batch.lengths, batch.row_of, batch.positions, batch.trunks, args.branches),
-                *(output, partials, statistics, args.window or 0, rows, entries),
+                *(output, partials, statistics, reach, rows, entries),
                 KV_HEADS=kv_heads,
                 num_warps=1,
                 **shared,
@@ -136,7 +138,7 @@ def _attend_to_parts(
     partials: tl.tensor,  # [entries, heads, Dv] float32: each part's weighted sum of values
     statistics: tl.tensor,  # [entries, heads, 2] float32: its largest score and the sum of its weights
     scale: tl.tensor,
-    window: tl.tensor,
+    reach: tl.tensor,
     softcap: tl.tensor,
     query_stride: tl.tensor,  # between tokens
     head_stride: tl.tensor,
@@ -145,7 +147,8 @@ def _attend_to_parts(
     entries: tl.tensor,
     sinks: tl.tensor,  # [heads]
     HAS_SINKS: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    LIMITED: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     CAPPED: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -187,7 +190,7 @@ def _attend_to_parts(
         mask=exists[:, None] & (feature < SIZE)[None, :],
         other=0.0,
     )
-    trunk, branch, earliest, latest = visible(token, exists, positions, trunks, branches, window, WINDOWED)
+    trunk, branch, earliest, latest = visible(token, exists, positions, trunks, branches, reach, LIMITED, IN_CHUNKS)
     first_block = tl.minimum(tl.min(earliest), length - 1) // BLOCK
     end_block = tl.cdiv(tl.minimum(tl.max(latest), length), BLOCK)
     slot = tl.load(slots + row)

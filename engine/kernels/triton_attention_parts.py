@@ -26,12 +26,13 @@ def merge_parts(
     output: tl.tensor,  # [N, heads, Dv]
     partials: tl.tensor,  # [entries, heads, Dv] float32
     statistics: tl.tensor,  # [entries, heads, 2] float32
-    window: tl.tensor,
+    reach: tl.tensor,
     rows: tl.tensor,  # B
     entries: tl.tensor,
     sinks: tl.tensor,  # [heads]
     HAS_SINKS: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    LIMITED: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     PART: tl.constexpr,
     ROWS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
@@ -52,7 +53,7 @@ def merge_parts(
     rank = tl.arange(0, FOLDED)
     head, exists = kv_head * GROUP + rank, rank < GROUP
     _, _, earliest, latest = visible(
-        token + rank * 0, rank >= 0, positions, trunks, branches, window, WINDOWED
+        token + rank * 0, rank >= 0, positions, trunks, branches, reach, LIMITED, IN_CHUNKS
     )  # the same for all heads
     first_part = tl.minimum(tl.min(earliest), length - 1) // PART
     end_part = tl.cdiv(tl.minimum(tl.max(latest), length), PART)
@@ -105,17 +106,18 @@ def visible(
     positions: tl.tensor,
     trunks: tl.tensor,
     branches: tl.tensor,
-    window: tl.tensor,
-    WINDOWED: tl.constexpr,
+    reach: tl.tensor,
+    LIMITED: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Return what tokens see, [Q] each: trunks, branches, the first text column, and the first column beyond all."""
     trunk = tl.load(trunks + token, mask=exists, other=0).to(tl.int32)
     branch = tl.load(branches + token, mask=exists, other=0)
     latest = trunk + tl.where(branch == 0, 0, 64)
     earliest = trunk * 0
-    if WINDOWED:
+    if LIMITED:
         position = tl.load(positions + token, mask=exists, other=0).to(tl.int32)
-        earliest = tl.maximum(position - window + 1, 0)
+        earliest = position // reach * reach if IN_CHUNKS else tl.maximum(position - reach + 1, 0)
     return trunk, branch, tl.where(exists, earliest, 2147483647), latest
 
 

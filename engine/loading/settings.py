@@ -153,9 +153,6 @@ def context_length(config: PretrainedConfig, wanted: int | None) -> int:
 
 def length_limits(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
     """Yield what a runner can't compute beyond a length, in words, and that length in tokens."""
-    chunk = getattr(config, "attention_chunk_size", None)
-    if chunk and "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        yield "its attention sees one chunk of the text at a time", int(chunk)
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, Mapping)]
     for rope in by_layer or [parameters]:

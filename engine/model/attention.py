@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from decoding.errors import ConfigError
 from engine.kernels import attention as reference
 from engine.kernels import native_attention as native
-from engine.kernels.attention import AttentionArgs, RaggedBatch
+from engine.kernels.attention import AttentionArgs, RaggedBatch, Reach
 from engine.kernels.native import native_operator
+from engine.kernels.operator_trace import as_one_operator
 
 if TYPE_CHECKING:
     from engine.model.kv_pages import KVPages
 
 NAME = "paged"
+_CHUNKED = "chunked_attention"  # in `layer_types`
 
 
 class AttentionReader:
@@ -53,6 +55,22 @@ _current: ContextVar[Rows | None] = ContextVar("rows", default=None)
 current_rows = _current.get
 
 
+class TokensBefore:
+    """Stands for a cache in layers that ask one how many tokens are before a call's first (Llama 4).
+
+    They add it to the index of each token in the call, so it is a number for each: [N] int64.
+    """
+
+    def __init__(self, batch: RaggedBatch) -> None:
+        self._batch = batch
+
+    def get_seq_length(self, layer: int = 0) -> Tensor:
+        return _tokens_before(self._batch)
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return key, value
+
+
 @contextmanager
 def running_over(rows: Rows) -> Iterator[None]:
     """Let the layers of a model run over these rows in the block. Few models hand other arguments to their layers."""
@@ -61,6 +79,11 @@ def running_over(rows: Rows) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@as_one_operator
+def _tokens_before(batch: RaggedBatch) -> Tensor:
+    return batch.positions - torch.arange(len(batch.positions), device=batch.positions.device)
 
 
 def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
@@ -104,7 +127,7 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
         tables=kv_pages.tables_on(query.device),
         batch=rows.batch,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        reach=_chunks(module) if sliding_window is None else Reach(sliding_window),
         softcap=softcap,
         sinks=s_aux,
     )
@@ -112,6 +135,22 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
     if rows.reader is not None:
         rows.reader.read(args)
     return attended[None], None
+
+
+def model_reach(config: PretrainedConfig) -> Reach | None:
+    """Return how far back tokens see in the layers of a model that limit it; None: none does."""
+    if _CHUNKED in (getattr(config, "layer_types", None) or ()):
+        return Reach(config.attention_chunk_size, in_chunks=True)
+    window: int | None = getattr(config, "sliding_window", None)
+    return None if window is None else Reach(window)
+
+
+def _chunks(module: torch.nn.Module) -> Reach | None:
+    """Return the chunks of a layer that sees one at a time. Its class leaves that to masks."""
+    config: Any = getattr(module, "config", None)
+    if getattr(config, "attention_chunk_size", None) is None or config.layer_types[module.layer_idx] != _CHUNKED:
+        return None
+    return model_reach(config)
 
 
 @native_operator

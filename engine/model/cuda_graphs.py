@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decoding.sampling.transfer import copy_into
-from engine.kernels.attention import RaggedBatch
+from engine.kernels.attention import RaggedBatch, Reach
 from engine.model.cuda import GraphRecorder, Replay, record_largest_first
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import PackedInputs, RowInput, pack_inputs, padding_row, token_adapters
@@ -51,7 +51,7 @@ class CudaGraphs:
         cache: KVPages,
         vocab_size: int,
         most_tokens: int,
-        window: int | None = None,
+        reach: Reach | None = None,
         adapted: bool = False,
         recorder: GraphRecorder,
     ) -> None:
@@ -59,9 +59,9 @@ class CudaGraphs:
         adapted: whether there are graphs for tokens with adapters, too.
         cache: its last slot is for padding.
         most_tokens: of rows together in a usual step; larger ones run without a graph.
-        window: the sliding window of the layers that have one, in tokens.
+        reach: of the layers that have one.
         """
-        self._forward, self._device, self._window, self._recorder = forward, device, window, recorder
+        self._forward, self._device, self._reach, self._recorder = forward, device, reach, recorder
         self._cache = cache
         self._shapes = sorted(shapes(cache.slots, most_tokens, adapted=adapted))
         self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
@@ -130,7 +130,7 @@ class CudaGraphs:
         padding = [0] * (shape.tokens - len(adapters)) if shape.adapted else []
         return pack_inputs(
             rows,
-            window=self._window,
+            reach=self._reach,
             row_count=shape.rows + 1,  # the last has all tokens of padding
             token_count=shape.tokens,
             spare_slot=self._cache.slots,

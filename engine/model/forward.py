@@ -15,7 +15,7 @@ from engine.kernels.native_replay import replay_native_run
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
 from engine.layers.linear import PackedLinear, padded_size
 from engine.layers.lora import LoraLayers
-from engine.model.attention import AttentionReader, Rows, running_over
+from engine.model.attention import AttentionReader, Rows, TokensBefore, model_reach, running_over
 from engine.model.hidden_states import HiddenStateHooks
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs, token_adapters
@@ -42,10 +42,11 @@ class ModelForward:
 
     def __init__(self, model: PreTrainedModel, cache: KVPages, lora: LoraLayers | None) -> None:
         self.hooks: HiddenStateHooks | None = None  # of the hidden states to return; None: none
-        self.window: int | None = getattr(model.config.get_text_config(), "sliding_window", None)
+        self.reach = model_reach(model.config.get_text_config())
         self._model, self._cache, self._lora, self._device = model, cache, lora, model.device
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self._device)  # models make no mask where they get one
         self._traced: dict[bool, _Traced] = {}  # by whether tokens have adapters
+        self._asks_cache = any(getattr(module, "attn_temperature_tuning", False) for module in model.modules())
         self._multiple = token_multiple(model) if self._device.type == "cpu" else 1
         # Layers of oneDNN and of torch may round a single token's products differently.
         self._pads = self._device.type == "cpu" and any(
@@ -64,7 +65,7 @@ class ModelForward:
         padded = -(-padded // self._multiple) * self._multiple
         packed = pack_inputs(
             rows,
-            window=self.window,
+            reach=self.reach,
             row_count=len(rows) + (padded > count),
             token_count=padded,
             spare_slot=self._cache.slots,
@@ -117,6 +118,7 @@ class ModelForward:
         """Return [·, V] float32 by the model's Python. wanted: as above. reader: takes in each layer's attention."""
         adapters = inputs.adapters
         adapted = nullcontext() if adapters is None or self._lora is None else self._lora.applied(adapters)
+        asked = {"past_key_values": TokensBefore(inputs.batch)} if self._asks_cache else {}
         with adapted, running_over(Rows(inputs.batch, self._cache, reader)):
             logits: Tensor = self._model(
                 input_ids=inputs.tokens,
@@ -124,6 +126,7 @@ class ModelForward:
                 attention_mask=self._no_mask,
                 use_cache=False,
                 logits_to_keep=0 if wanted is None else wanted,
+                **asked,
             ).logits
         return logits[0].float()
 

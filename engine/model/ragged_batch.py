@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decoding.drafts.draft import Draft
 from decoding.sampling.transfer import copy_to
-from engine.kernels.attention import MAX_BRANCHES, RaggedBatch
+from engine.kernels.attention import MAX_BRANCHES, RaggedBatch, Reach
 from engine.kernels.state import StateRow
 
 
@@ -87,7 +87,7 @@ def tree_input(slot: int, start: int, draft: Draft) -> RowInput:
 class PackedInputs(NamedTuple):
     """The inputs of a forward in one tensor, because each copy to a GPU takes the host's time."""
 
-    integers: Tensor  # [3 B + 1 + 7 N] int64, 8 N with a window, 8 B with states; others may follow
+    integers: Tensor  # [3 B + 1 + 7 N] int64, 8 N with a `Reach`, 8 B with states; others may follow
     sizes: Sequence[int]  # of the parts of `integers`
 
     def copy_to(self, device: torch.device) -> "PackedInputs":
@@ -104,7 +104,7 @@ class PackedInputs(NamedTuple):
 def pack_inputs(
     rows: Sequence[RowInput],
     *,
-    window: int | None = None,
+    reach: Reach | None = None,
     row_count: int = 0,
     token_count: int = 0,
     spare_slot: int = 0,
@@ -114,7 +114,7 @@ def pack_inputs(
     """Pack rows on the CPU.
 
     Args:
-        window: the sliding window of the layers that have one, in tokens.
+        reach: of the layers that have one.
         row_count, token_count: the least B and N. Padding needs at least one row more than given.
         spare_slot: the slot that padding is written to.
         states: of the rows, if the model carries any.
@@ -135,7 +135,7 @@ def pack_inputs(
     total, real = sum(counts), sum(counts) - padding
     state_rows = [*states, *[StateRow(spare_slot, 0)] * padding_rows] if states else []
     state_size = sum(map(len, state_rows))
-    per_token = [total] * (5 if window is None else 6)
+    per_token = [total] * (5 if reach is None else 6)
     sizes = [total, total, len(counts), len(counts) + 1, len(counts), state_size, *per_token]
     integers = numpy.zeros(sum(sizes) + len(rest), dtype=numpy.int64)
     ends = list(accumulate(sizes))
@@ -166,11 +166,12 @@ def pack_inputs(
             continue
         for index, path in enumerate(row.paths, first):
             trunk, branch = _fold(row.trunk, path)
-            positions[index] = row.trunk + len(path) - 1
+            position = row.trunk + len(path) - 1
+            positions[index] = position
             trunks[index] = trunk
             branches[0][index] = _bits(trunk, branch)
-            if window is not None:
-                branches[1][index] = _bits(trunk, branch[-window:])
+            if reach is not None:
+                branches[1][index] = _bits(trunk, branch[reach.first(position) - position - 1 :])
     model_positions[:] = positions
     for row, first in zip(rows, offsets.tolist(), strict=False):
         if row.positions is not None:

@@ -80,7 +80,7 @@ class Runner:
         if self._carries_states and cache.states is None:
             cache.carry_states(cache.slots)
         self._forward = ModelForward(self.model, cache, self.lora)
-        self.window = self._forward.window  # the sliding window of the layers that have one; None: none has
+        self.reach = self._forward.reach  # of the layers that have one; None: none has
 
     def shared_copy(self) -> "Runner":
         """Return a runner that shares the weights, with as much of its own cache. Only one may run at a time."""
@@ -115,7 +115,7 @@ class Runner:
             cache=self.cache,
             vocab_size=self.vocab_size,
             most_tokens=usual_tokens(self.cache.slots, self.max_query),
-            window=self.window,
+            reach=self.reach,
             adapted=self.lora is not None,
             recorder=self.recorder,
         )

@@ -17,7 +17,6 @@ from transformers import (
     BloomConfig,
     FalconConfig,
     GPTJConfig,
-    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -224,10 +223,6 @@ def test_slots_of_fewer_bits(checked: Checked) -> None:
         (GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "computes attention itself"),
         (MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
         (RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
-        (
-            Llama4TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8, attention_chunk_size=60),
-            "one chunk of the text at a time beyond 60 tokens; lower max_length from 64 to 60",
-        ),
         (
             Phi3Config(**SHAPE, original_max_position_embeddings=60, rope_parameters=LONG),
             r"\(longrope\) change with the length of the text beyond 60 tokens; lower max_length from 64 to 60",

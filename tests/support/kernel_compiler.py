@@ -103,7 +103,7 @@ def main() -> None:
     from decoding.kernels.triton_choice import choose
     from engine.kernels import triton_elementwise as elementwise
     from engine.kernels import triton_linear as linear
-    from engine.kernels.attention import AttentionArgs
+    from engine.kernels.attention import AttentionArgs, Reach
     from engine.kernels.triton_attention import attend
     from engine.kernels.triton_elementwise import fixed_order_rms_norm
 
@@ -116,7 +116,7 @@ def main() -> None:
     compile_launches("bfloat16", lambda: launch_attention(torch.bfloat16))
     compile_launches("wide groups", lambda: launch_attention(torch.bfloat16, heads=64))
     compile_launches(
-        "float8", lambda: launch_attention(torch.float8_e4m3fn, window=128, softcap=30.0, sinks=torch.zeros(32))
+        "float8", lambda: launch_attention(torch.float8_e4m3fn, reach=Reach(128), softcap=30.0, sinks=torch.zeros(32))
     )
     compile_launches("choice", lambda: choose(torch.zeros(4, 128256), torch.zeros(4, 6, dtype=torch.float64), 1))
     weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)

@@ -12,6 +12,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -64,6 +65,18 @@ CONFIGS: dict[str, PretrainedConfig] = {
         num_local_experts=4,
         num_experts_per_tok=2,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
+    "llama4": Llama4TextConfig(
+        **_SHAPE,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size_mlp=48,
+        moe_layers=[],
+        pad_token_id=0,
+        layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+        no_rope_layers=[1, 0, 1],
+        attention_chunk_size=8,
+        floor_scale=5,
     ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2

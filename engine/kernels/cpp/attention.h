@@ -23,7 +23,7 @@ constexpr float masked = -1e30f;                // best score where nothing is v
 constexpr float least = -80.0f;                 // its exponential counts as 0: denormal numbers are slow
 
 struct Call {
-    int64_t rows, heads, kv_heads, key_dim, value_dim, table_width, window, threads, writes;
+    int64_t rows, heads, kv_heads, key_dim, value_dim, table_width, reach, in_chunks, threads, writes;
     Number number, page_number;
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;  // strides
     const char *query, *key, *value;
@@ -36,7 +36,10 @@ struct Call {
 
     int64_t shared() const { return heads / kv_heads; }
     int64_t padded() const { return (value_dim + lanes - 1) / lanes * lanes; }
-    int64_t first(int64_t token) const { return std::max<int64_t>(0, positions[token] - window + 1); }
+    int64_t first(int64_t token) const {
+        const int64_t position = positions[token];
+        return in_chunks ? position / reach * reach : std::max<int64_t>(0, position - reach + 1);
+    }
 
     const char* page(const char* pages, int64_t row, int64_t head, int64_t column, int64_t dim) const {
         const int64_t page = tables[slots[row] * table_width + column / page_size];

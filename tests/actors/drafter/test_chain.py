@@ -90,7 +90,14 @@ def assert_same(actual: Stage, expected: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("family", "graphs"),
-    [("llama-gqa", False), ("llama-gqa", True), ("gemma3", False), ("gpt2", False), ("mixtral", False)],
+    [
+        ("llama-gqa", False),
+        ("llama-gqa", True),
+        ("gemma3", False),
+        ("gpt2", False),
+        ("llama4", False),
+        ("mixtral", False),
+    ],
 )
 def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None:
     """After verdicts that agree, take an alternative or something else; with all alternatives."""
@@ -109,7 +116,7 @@ def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None
         for stage in (chains, steps):
             stage.say(*verdicts)
         assert_same(chains, steps)
-    assert chains.turns < steps.turns or family == "gemma3"
+    assert chains.turns < steps.turns or family in ("gemma3", "llama4")
 
 
 def test_a_draft_and_its_bonus_token_take_one_turn() -> None:

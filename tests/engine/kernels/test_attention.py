@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.kernels import attention as reference
 from engine.kernels import native_attention as native
-from engine.kernels.attention import AttentionArgs
+from engine.kernels.attention import AttentionArgs, Reach
 from engine.kernels.native import library
 from engine.model.ragged_batch import RowInput, pack_inputs
 
@@ -41,13 +41,13 @@ class Layer:
     value_dim: int = 16
     dtype: torch.dtype = torch.float32
     page_dtype: torch.dtype | None = None
-    window: int | None = None
+    reach: Reach | None = None
     softcap: float | None = None
     sinks: bool = False
 
     def options(self) -> dict[str, Any]:
         sinks = torch.linspace(-1, 2, self.heads).to(self.dtype) if self.sinks else None
-        return {"scale": 1.7 * self.key_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
+        return {"scale": 1.7 * self.key_dim**-0.5, "reach": self.reach, "softcap": self.softcap, "sinks": sinks}
 
 
 class Text:
@@ -78,7 +78,7 @@ class Pages:
 
     def run(self, layer: Layer, attend: Attend, rows: list[tuple[RowInput, list[Tensor]]]) -> list[Tensor]:
         """Return each row's outputs, [Q, heads, Dv]. rows: inputs, and the states of their tokens."""
-        _, _, batch = pack_inputs([row for row, _ in rows], window=layer.window).unpack()
+        _, _, batch = pack_inputs([row for row, _ in rows], reach=layer.reach).unpack()
         states = [torch.cat(parts) for parts in zip(*(states for _, states in rows), strict=True)]
         # As models have them.
         query, key, value = (part.transpose(0, 1).contiguous().transpose(0, 1) for part in states)
@@ -119,6 +119,7 @@ def whole(layer: Layer, attend: Attend, text: Text) -> Tensor:
     return Pages(layer, 1, len(text), 0).run(layer, attend, [chunk(0, text, 0, len(text))])[0]
 
 
+CHUNKS = [Reach(size, in_chunks=True) for size in (1, 7, 64, 200)]
 LAYERS = st.builds(
     Layer,
     heads=st.sampled_from([6, 12]),
@@ -127,7 +128,7 @@ LAYERS = st.builds(
     value_dim=st.sampled_from([8, 12, 64, 128]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     page_dtype=st.sampled_from([None, None, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]),
-    window=st.sampled_from([None, None, 1, 5, 40, 150]),
+    reach=st.sampled_from([None, None, *map(Reach, (1, 5, 40, 150)), *CHUNKS]),
     softcap=st.sampled_from([None, 2.0, 30.0]),
     sinks=st.booleans(),
 )
@@ -186,9 +187,9 @@ def test_a_token_has_the_same_bits_in_any_company(layer: Layer, seed: int, lengt
 
 
 @needs_compiler
-@pytest.mark.parametrize("window", [None, 2100])
-def test_long_texts_are_split_in_the_same_way_by_any_number_of_threads(window: int | None) -> None:
-    layer = Layer(heads=3, kv_heads=1, key_dim=32, value_dim=32, dtype=torch.bfloat16, window=window, sinks=True)
+@pytest.mark.parametrize("reach", [None, Reach(2100), Reach(2100, in_chunks=True)])
+def test_long_texts_are_split_in_the_same_way_by_any_number_of_threads(reach: Reach | None) -> None:
+    layer = Layer(heads=3, kv_heads=1, key_dim=32, value_dim=32, dtype=torch.bfloat16, reach=reach, sinks=True)
     text = Text(layer, 4400, 1)
     torch.set_num_threads(1)
     expected = whole(layer, native.attend, text)
@@ -205,7 +206,7 @@ def test_long_texts_are_split_in_the_same_way_by_any_number_of_threads(window: i
 @pytest.mark.parametrize("attend", [reference.attend, pytest.param(native.attend, marks=needs_compiler)])
 def test_what_lies_beyond_a_row_does_not_matter(attend: Attend) -> None:
     """Pages may hold anything in columns that no token sees, not-a-number included."""
-    layer = Layer(window=20)
+    layer = Layer(reach=Reach(20))
     text = Text(layer, 50, 3)
     expected = whole(layer, attend, text)
     pages = Pages(layer, 2, 64, 3)

@@ -12,13 +12,14 @@ from tests.support.interpreter import DEVICE
 
 from engine.kernels import attention as reference  # isort: skip
 from engine.kernels import triton_attention  # isort: skip
-from engine.kernels.attention import AttentionArgs, RaggedBatch  # isort: skip
+from engine.kernels.attention import AttentionArgs, RaggedBatch, Reach  # isort: skip
 from engine.kernels.triton_attention import Tiling  # isort: skip
 
 PAGE = 16
 SMALL = Tiling(part=64, block=32, split_tokens=16, partial_bytes=1 << 20)
 UNDIVIDED = SMALL._replace(partial_bytes=0)
 DIVIDED_IN_PART = SMALL._replace(partial_bytes=5000)
+CHUNKS = Reach(30, in_chunks=True)
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -100,12 +101,13 @@ def attend(case: Case, tiling: Tiling = SMALL, **options: Any) -> Tensor:
     ("rows", "dtype", "options"),
     [
         (ROWS, torch.float32, {}),
-        (ROWS, torch.bfloat16, {"window": 20}),
+        (ROWS, torch.bfloat16, {"reach": Reach(20)}),
+        (ROWS, torch.bfloat16, {"reach": CHUNKS}),
         (ROWS, torch.float16, {"softcap": 5.0}),
-        (ROWS, torch.float32, {"window": 40, "softcap": 30.0, "sinks": True}),
+        (ROWS, torch.float32, {"reach": Reach(40), "softcap": 30.0, "sinks": True}),
         (WHOLE_TREE, torch.bfloat16, {}),
     ],
-    ids=["plain", "window", "softcap", "all", "tree"],
+    ids=["plain", "window", "chunks", "softcap", "all", "tree"],
 )
 def test_equals_the_reference(rows: Sequence[Row], dtype: torch.dtype, options: dict[str, Any]) -> None:
     case = make_case(rows, dtype=dtype)
@@ -130,7 +132,7 @@ def test_eight_bit_keys_and_values() -> None:
     torch.testing.assert_close(attend(case), reference.attend(case.clone()), atol=5e-6, rtol=5e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 20}], ids=["plain", "window"])
+@pytest.mark.parametrize("options", [{}, {"reach": Reach(20)}, {"reach": CHUNKS}], ids=["plain", "window", "chunks"])
 def test_bits_do_not_depend_on_how_the_work_is_divided(options: dict[str, Any]) -> None:
     case = make_case(ROWS[:3], dtype=torch.bfloat16)
     expected = attend(case, UNDIVIDED, **options)

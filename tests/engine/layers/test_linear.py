@@ -74,9 +74,12 @@ def test_a_packed_model_gives_the_same_logits(
     use_faster_layers(model)
     kinds = {type(module) for module in model.modules()} & {nn.Linear, NativeLinear, PackedLinear}
     assert kinds == {kernel}
-    native = library() is not None and family in ("llama", "llama-gqa", "qwen3", "mistral", "mistral-window")
+    gated = {"llama", "llama-gqa", "llama4", "qwen3", "mistral", "mistral-window"}
+    native = library() is not None and family in gated
     assert any(isinstance(module, GatedMLP) for module in model.modules()) == native
-    assert any("forward" in vars(module) for module in model.modules()) >= native  # native rotation
+    assert any("forward" in vars(module) for module in model.modules()) >= (
+        native and family != "llama4"
+    )  # native rotation
     logits = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
     torch.testing.assert_close(logits, expected, atol=5e-6, rtol=5e-6)
 

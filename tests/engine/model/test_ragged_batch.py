@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from decoding.drafts.draft import Draft
 from decoding.errors import InvalidRequestError
 from decoding.prompt_positions import PromptPositions
+from engine.kernels.attention import Reach
 from engine.model.ragged_batch import RowInput, draft_input, pack_inputs, wanted_tokens
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
@@ -29,11 +30,11 @@ def test_ragged_rows_lie_one_after_the_other() -> None:
     assert [field.tolist() for field in batch[4:7]] == [[2, 3, 4], [2, 3, 4], [0, 0, 1]]
     assert batch.trunks.tolist() == [3, 4, 5]
     assert batch.branches.tolist() == [0, 0, 0]
-    assert batch.window_branches is batch.branches
+    assert batch.near_branches is batch.branches
 
 
 def test_all_padding_is_in_the_last_row() -> None:
-    tokens, positions, batch = pack_inputs(ROWS, window=2, row_count=4, token_count=6, spare_slot=5).unpack()
+    tokens, positions, batch = pack_inputs(ROWS, reach=Reach(2), row_count=4, token_count=6, spare_slot=5).unpack()
     assert tokens.tolist() == [[7, 8, 9, 0, 0, 0]]
     assert positions.tolist() == [[2, 3, 4, 0, 0, 0]]
     assert [field.tolist() for field in batch[:3]] == [[3, 1, 5, 5], [0, 2, 3, 3, 6], [4, 5, 1, 1]]
@@ -43,11 +44,14 @@ def test_all_padding_is_in_the_last_row() -> None:
 
 def test_a_path_is_text_as_far_as_it_follows_the_text_and_bits_beyond() -> None:
     row = RowInput(0, 12, [1, 2, 3], trunk=10, paths=[[10, 11, 12], [10, 13], [10, 12, 14]])
-    _, positions, batch = pack_inputs([row], window=1).unpack()
+    _, positions, batch = pack_inputs([row], reach=Reach(1)).unpack()
     assert positions.tolist() == [[12, 11, 12]]
     assert batch.trunks.tolist() == [13, 11, 11]
     assert batch.branches.tolist() == [0, 0b100, 0b1010]
-    assert batch.window_branches.tolist() == [0, 0b100, 0b1000]
+    assert batch.near_branches.tolist() == [0, 0b100, 0b1000]
+    for size, near in ((6, 0b1000), (4, 0b1000), (5, 0b1010)):  # the last token is at position 12
+        _, _, batch = pack_inputs([row], reach=Reach(size, in_chunks=True)).unpack()
+        assert batch.near_branches.tolist() == [0, 0b100, near]
 
 
 def test_a_tree_reaches_64_columns_beyond_its_text() -> None:
