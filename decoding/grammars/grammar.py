@@ -195,7 +195,8 @@ def _choice_notation(structure: Structure) -> str:
     texts = json.loads(structure.definition)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise structure_error(structure, f"expected a list of at least one text, not {structure.definition[:40]!r}")
-    return "start: " + " | ".join(json.dumps(text) for text in texts)
+    # As one terminal: the parser follows at most 2,000 alternatives of a rule.
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts)
 
 
 def _on_deep_stack(work: Callable[[], T]) -> T:

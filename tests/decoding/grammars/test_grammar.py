@@ -114,6 +114,13 @@ def test_large_ones_compile_in_seconds(kind: StructureKind, definition: str) -> 
     assert time.process_time() - began_s < 10
 
 
+@pytest.mark.parametrize("texts", [[f"choice {n}" for n in range(3_500)], [chr(0x4E00 + n) for n in range(13_000)]])
+def test_every_text_of_a_long_list_can_be_chosen(texts: list[str]) -> None:
+    grammar = Grammar(Structure(kind="choice", definition=json.dumps(texts, ensure_ascii=False)), tokenizer())
+    assert [text for text in [*texts[::500], texts[-1]] if not matches(grammar, text)] == []
+    assert not matches(grammar, f"{texts[0]}!")
+
+
 class _Panic(BaseException):
     """Stands in for a panic of the engine, which is written in Rust."""
 
