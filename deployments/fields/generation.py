@@ -19,10 +19,18 @@ from deployments.fields.types import MIN_TIMEOUT_S, Limit, at_most, only, withou
 _MOST_METADATA = 64  # entries; OpenAI takes 16
 _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {  # by name: values that change nothing, what to send instead
     "max_new_tokens": ((), "send max_tokens"),
+    "min_new_tokens": ((0,), "send min_tokens"),
     "n_predict": ((-1,), "send max_tokens"),
     "truncate_prompt_tokens": ((-1,), "send a prompt that fits"),
     "stop_regex": (([], ""), "send stop"),
     "logits_processors": (([],), "send logit_bias, bad_words or structured_outputs"),
+    "custom_logit_processor": ((), "send logit_bias, bad_words or structured_outputs"),
+    "chat_template": ((), "put it into the checkpoint"),
+    "documents": (([],), "put them into a message"),
+    "prompt_embeds": (([],), "send a prompt"),
+    "input_embeds": (([],), "send a prompt"),
+    "lora": (([],), "send an adapter's name as the model"),
+    "lora_path": ((), "send an adapter's name as the model"),
     "structural_tag": ((), "send structured_outputs"),
     "guided_json_object": ((False,), 'send response_format: {"type": "json_object"}'),
     "guided_whitespace_pattern": ((), "blanks can't be chosen"),
