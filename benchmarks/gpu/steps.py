@@ -23,8 +23,8 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
+from engine.heads.chain_proposer import ChainProposer
 from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_proposer import Eagle3Proposer
 from engine.heads.proposer import DraftStart, Reading
 from engine.layers.faster_layers import use_faster_layers, use_faster_parts
 from engine.model.hidden_states import HiddenStates
@@ -157,7 +157,7 @@ def _report_head(runner: Runner, config: LlamaConfig, row_counts: Sequence[int])
         parameter.data = parameter.data.bfloat16()
     use_faster_parts(head)
     runner.cache.clear_all()
-    proposer = Eagle3Proposer(head, runner)
+    proposer = ChainProposer(head, runner)
     _report_memory("a head's graphs", runner.device, proposer.warm_up)
     for rows in row_counts:
         params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, top_p=0.95)

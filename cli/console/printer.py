@@ -16,6 +16,7 @@ COLOURS = {
     "ngram": "bright_green",
     "medusa": "magenta",
     "eagle3": "blue",
+    "mtp": "bright_blue",
     "recovered": "yellow",
     "bonus": "cyan",
     "plain": None,  # None: the terminal's own

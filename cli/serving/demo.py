@@ -17,6 +17,7 @@ _PROPOSERS = {  # by the source of a token
     "ngram": "n-grams of the text",
     "medusa": "the Medusa heads",
     "eagle3": "the EAGLE-3 head",
+    "mtp": "the MTP layer",
 }
 
 

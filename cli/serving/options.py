@@ -29,7 +29,9 @@ _SHARED_KEYS = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "trust_remote_co
 _VALUES = {"dtype": DTYPES, "kv_cache_dtype": _KV_DTYPES, "quantization": _QUANTIZATIONS}
 
 _OPTIONS = (
-    click.option("--drafter", metavar="MODEL|none|auto", help="A model that drafts. auto: bundled heads or n-grams."),
+    click.option(
+        "--drafter", metavar="MODEL|none|auto", help="A model that drafts. auto: heads that come with MODEL, n-grams."
+    ),
     click.option("--served-model-name", metavar="NAME", multiple=True, help="What clients ask for; may be repeated."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), help="Of the weights; auto: as stored."),
     click.option("--quantization", "-q", type=click.Choice(list(_QUANTIZATIONS)), help="Of the target's weights."),

@@ -21,6 +21,7 @@ from deployments.configuration.paths import PACKAGE, locate, parameter_count, po
 from deployments.planning.devices import Machine
 from deployments.planning.hub import Snapshot
 from deployments.planning.model_server import BUNDLED
+from deployments.planning.own_heads import with_own_heads
 from deployments.planning.plan import GIB, Assignment, Plan, plan_server, planned
 
 STANDARD_INPUT = "-"
@@ -34,11 +35,13 @@ class Source:
 
     own_drafters: drafters that may be colocated, because no file says otherwise.
     memory_share: of each GPU's memory, for each model.
+    uses_own_heads: whether a target's own MTP layer may draft.
     """
 
     config: ServerConfig
     own_drafters: frozenset[str] = frozenset()
     memory_share: float | None = None
+    uses_own_heads: bool = False
 
     def planned(self, machine: Machine, snapshots: Mapping[str, Snapshot]) -> tuple[ServerConfig, Plan]:
         """Return the configuration with all that this machine decides.
@@ -46,6 +49,10 @@ class Source:
         Raises:
             ConfigError: a model does not fit.
         """
+        if self.uses_own_heads:
+            config, notes = with_own_heads(self.config, snapshots)
+            config, plan = replace(self, config=config, uses_own_heads=False).planned(machine, snapshots)
+            return config, replace(plan, notes=(*plan.notes, *notes))
         plan = plan_server(self.config, machine, snapshots=snapshots, may_colocate=self.own_drafters)
         if self.memory_share is None:
             return planned(self.config, plan), plan
@@ -89,7 +96,8 @@ def read_source(argument: str | None, options: Mapping[str, Any]) -> Source:
     server = model_server(default_model() if argument is None else argument, options)
     config = server.config()
     drafters = {endpoint.drafter for endpoint in config.endpoints.values() if endpoint.drafter is not None}
-    return Source(config, frozenset(drafters), given.get("gpu_memory_utilization"))
+    own_heads = server.drafter == "auto"
+    return Source(config, frozenset(drafters), given.get("gpu_memory_utilization"), uses_own_heads=own_heads)
 
 
 def as_argument(model: str | None) -> str | None:
@@ -183,7 +191,7 @@ def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
     if endpoint.drafter is not None:
         yield _description(endpoint.drafter, config)
     if endpoint.heads is not None:
-        yield f"{endpoint.heads.kind} heads ({endpoint.heads.path})"
+        yield str(endpoint.heads)
     if endpoint.ngram is not None:
         yield "n-grams"
 
@@ -223,6 +231,6 @@ def _draft_lines(config: ServerConfig) -> Iterator[str]:
     """Say where heads draft, or n-grams alone: a drafter would do more."""
     for name, endpoint in config.endpoints.items():
         if endpoint.heads is not None:
-            yield f"{endpoint.heads.kind} heads {endpoint.heads.path}: in the replicas of {endpoint.target}"
+            yield f"{endpoint.heads}: in the replicas of {endpoint.target}"
         elif endpoint.ngram is not None and endpoint.drafter is None:
             yield f"drafts for {name}: n-grams of the text alone; `consort train drafter` makes a drafter for it"

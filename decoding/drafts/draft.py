@@ -10,7 +10,7 @@ import msgspec
 
 MAX_DRAFT_LENGTH = 64  # tokens of one path; longer paths are cut
 
-ProposerName = Literal["drafter", "ngram", "medusa", "eagle3"]
+ProposerName = Literal["drafter", "ngram", "medusa", "eagle3", "mtp"]
 Proposers = tuple[ProposerName, ...]  # of one token, the first to offer it first
 
 

@@ -63,7 +63,7 @@ class ServerConfig(StrictModel):
 
     def heads_of(self, target: str) -> "HeadsSpec | None":
         named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)
-        return next((heads.spec(name) for name, heads in named if heads is not None), None)
+        return next((heads.spec(name, self.models[target]) for name, heads in named if heads is not None), None)
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
@@ -141,7 +141,7 @@ def _check_endpoint(name: str, endpoint: EndpointConfig, folder: Path, mistakes:
         SamplingParams(max_tokens=MAX_LENGTH, **endpoint.defaults.arguments())
     except InvalidRequestError as error:
         mistakes.note(f"endpoints.{name}.defaults.{error}")
-    if endpoint.heads is not None:
+    if endpoint.heads is not None and endpoint.heads.path is not None:
         with mistakes.noted():
             endpoint.heads.path = anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")
 

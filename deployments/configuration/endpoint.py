@@ -15,6 +15,7 @@ from deployments.fields.strict import StrictModel, nearest, wrong_field
 from deployments.fields.types import MIN_TIMEOUT_S
 
 if TYPE_CHECKING:
+    from deployments.configuration.model import ModelConfig
     from engine.heads.proposer import HeadsSpec
 
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
@@ -93,10 +94,12 @@ class NgramConfig(StrictModel):
 class HeadsConfig(StrictModel):
     """Heads on the target's hidden states, which draft in its replicas."""
 
-    path: Annotated[str, Field(min_length=1)] = Field(
-        description="A folder, relative to the configuration's own folder; or an id on the Hugging Face Hub."
+    path: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="A folder, relative to the configuration's own folder; or an id on the Hugging Face Hub. null: "
+        "the target's own checkpoint, for mtp only.",
     )
-    kind: Literal["medusa", "eagle3"] = Field(description="medusa or eagle3.")
+    kind: Literal["medusa", "eagle3", "mtp"] = Field(description="medusa, eagle3 or mtp.")
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
         None,
@@ -114,11 +117,24 @@ class HeadsConfig(StrictModel):
         "test them.",
     )
 
-    def spec(self, endpoint: str) -> "HeadsSpec":
+    @model_validator(mode="after")
+    def _has_path(self) -> Self:
+        if (self.path is None) != (self.kind == "mtp"):
+            problem = (
+                "comes with the target; remove the key" if self.path else f"is missing: {self.kind} heads are files"
+            )
+            raise wrong_field("path", problem)
+        return self
+
+    def spec(self, endpoint: str, target: "ModelConfig") -> "HeadsSpec":
         from engine.heads.proposer import HeadsSpec
 
-        values = self.model_dump() | {"path": locate(self.path)}
+        source = self if self.path is not None else target
+        values = self.model_dump() | {"path": locate(source.path or ""), "revision": source.revision}
         return HeadsSpec(name=f"endpoints.{endpoint}.heads", **values)
+
+    def __str__(self) -> str:
+        return "the MTP layer of its checkpoint" if self.path is None else f"{self.kind} heads {self.path}"
 
 
 class EndpointConfig(StrictModel):

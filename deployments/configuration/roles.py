@@ -6,6 +6,7 @@ from typing import Literal
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
 from deployments.fields.strict import nearest
+from engine.loading.gguf import is_gguf
 
 Role = Literal["target", "drafter", "both"]  # as in `actors.replica.roles`, which imports torch
 Models = Mapping[str, ModelConfig]  # by name
@@ -102,6 +103,8 @@ def _heads(models: Models, endpoints: Endpoints) -> Iterator[str]:
             continue
         if models[endpoint.target].tensor_parallel > 1:
             yield f"{key}: heads need all of {endpoint.target!r} in one process; set its tensor_parallel to 1"
+        if endpoint.heads.kind == "mtp" and is_gguf(models[endpoint.target].path):
+            yield f"{key}: the MTP layers of .gguf files are not read; name the folder of the original as the target"
         other = owners.setdefault(endpoint.target, name)
         if endpoints[other].heads != endpoint.heads:
             yield f"{key}: {endpoint.target!r} has other heads in endpoints.{other}; it can load one set"

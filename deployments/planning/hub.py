@@ -137,7 +137,7 @@ def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str,
                 fetch(path, key=f"models.{name}.adapters.{adapter}")
     for name, endpoint in config.endpoints.items():
         heads = endpoint.heads
-        if heads is not None and is_hub_id(heads.path):
+        if heads is not None and heads.path is not None and is_hub_id(heads.path):
             fetch(heads.path, key=f"endpoints.{name}.heads.path", revision=heads.revision, files="all")
     return snapshots
 

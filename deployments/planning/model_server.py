@@ -23,7 +23,8 @@ class ModelServer:
     """How to serve a model.
 
     model: a folder, a .gguf file, package:NAME/FILE, an id on the Hub, or a file there, org/name/file.gguf.
-    drafter: another, "none", or "auto": the bundled heads for the bundled model, otherwise n-grams alone.
+    drafter: another, "none", or "auto": the bundled heads for the bundled model, otherwise n-grams alone, until
+        `with_own_heads` has looked at the checkpoint.
     served_names: of its endpoints; (): one, named after the model.
     target_keys, drafter_keys: of the configuration of the two models.
     """
@@ -50,7 +51,7 @@ class ModelServer:
             endpoint["ngram"] = {}
         if self.drafter == "auto" and _is_bundled(path) and self.target_keys.get("tensor_parallel", 1) == 1:
             heads = None if (default := _default_config()) is None else default.endpoints[BUNDLED].heads
-            if heads is not None:  # they rest if the model is another
+            if heads is not None and heads.path is not None:  # they rest if the model is another
                 endpoint["heads"] = heads.model_dump(exclude_unset=True) | {"path": locate(heads.path)}
         if self.draft_length is not None:
             endpoint["draft_length"] = self.draft_length

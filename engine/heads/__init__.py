@@ -1,1 +1,1 @@
-"""Heads on the target's hidden states that draft in its process: Medusa and EAGLE-3."""
+"""Heads on the target's hidden states that draft in its process: Medusa, EAGLE-3 and MTP."""

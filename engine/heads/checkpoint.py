@@ -56,7 +56,7 @@ def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
     Raises:
         ConfigError: there is no such folder or repository, or it has no file of tensors.
     """
-    folder = _folder(spec)
+    folder = heads_folder(spec)
     try:
         tensors = _read_tensors(folder)
         config_file = folder / "config.json"
@@ -68,7 +68,8 @@ def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
     return HeadsCheckpoint(spec, tensors, config)
 
 
-def _folder(spec: HeadsSpec) -> Path:
+def heads_folder(spec: HeadsSpec) -> Path:
+    """Return the folder with the tensors; raises ConfigError if there is none."""
     if Path(spec.path).is_dir():
         return Path(spec.path)
     try:

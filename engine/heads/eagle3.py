@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from engine.heads.checkpoint import HeadsCheckpoint
+from engine.heads.proposer import ChainHead
 from engine.model.attention import NAME
 
 _STATES = 3
@@ -48,13 +49,10 @@ class Eagle3Layer(nn.Module):
         return output
 
 
-class Eagle3Head(nn.Module):
-    """Predicts token p + 2 from the target's hidden states after token p, and token p + 1.
+class Eagle3Head(ChainHead):
+    """A head over several hidden states. Parameters have the names of the format `speculators`."""
 
-    In place of the target's hidden states it takes its own output to predict further tokens. Parameters have the names
-    of the format `speculators`.
-    """
-
+    kind = "eagle3"
     d2t: Tensor  # [W] int64: output i is the target's token i + d2t[i]
 
     def __init__(
@@ -83,32 +81,27 @@ class Eagle3Head(nn.Module):
         self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(size, outputs, bias=False)
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        self.vocab_size, self.hidden_size = config.vocab_size, size
+        self.vocab_size, self.hidden_size, self.outputs = config.vocab_size, size, outputs
         kv_heads = config.num_key_value_heads or config.num_attention_heads
         head_dim = config.head_dim or size // config.num_attention_heads
         self.column_numbers = 2 * kv_heads * head_dim  # of a token's keys and values
         self.register_buffer("d2t", torch.zeros(outputs, dtype=torch.int64))
 
-    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, **attention: Any) -> Tensor:
-        """Return the layer's output, [1, N, H], which `logits` and the next call take.
+    def take_in(self, states: Tensor) -> Tensor:
+        joined: Tensor = self.fc(states)
+        return joined
 
-        Args:
-            hidden: [1, N, H] `fc` of the target's hidden states after tokens, or the layer's own output there.
-            embeddings: [1, N, H] of the tokens that follow these.
-            positions: [1, N] of the tokens whose hidden states they are.
-            attention: for `attend_to_pages`, or `attention_mask`.
-        """
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, **attention: Any) -> Tensor:
+        """As in `ChainHead`. attention: for `attend_to_pages`, or `attention_mask`."""
         rotary = self.rotary_emb(hidden, position_ids=positions)
         output: Tensor = self.layers[0](hidden, embeddings, rotary, **attention)
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [..., W] float logits of the tokens that it can draft, `token_ids`."""
         logits: Tensor = self.lm_head(self.norm(hidden)).float()
         return logits
 
     def token_ids(self) -> Tensor:
-        """Return the tokens that it can draft, [W] int64."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
 

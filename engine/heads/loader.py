@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 from decoding.drafts.choices import RANKS
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
+from engine.heads.chain_proposer import ChainProposer, graph_count
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
-from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
-from engine.heads.eagle3_proposer import Eagle3Proposer, graph_count
+from engine.heads.eagle3 import read_eagle3, stated_layers
 from engine.heads.medusa import MedusaProposer, read_medusa
-from engine.heads.proposer import DraftStart, HeadProposer, HeadsSpec, Reading
+from engine.heads.mtp import MtpHead, read_mtp
+from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, HeadsSpec, Reading
 from engine.layers.faster_layers import use_faster_parts
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -119,9 +120,21 @@ def load_heads(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     Raises:
         ConfigError: they can't be read, or are not for this target.
     """
+    if spec.kind == "mtp":
+        return _load_mtp(spec, model)
     checkpoint = read_checkpoint(spec)
     load = _load_medusa if spec.kind == "medusa" else _load_eagle3
     return load(checkpoint, model)
+
+
+def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
+    for key in ("layers", "tree"):
+        if getattr(spec, key) is not None:
+            raise ConfigError(f"{spec.name}.{key}: an MTP layer drafts a chain from the last state; remove the key")
+    head = read_mtp(spec, model)
+    _place(head, model)
+    layers = (int(model.config.get_text_config().num_hidden_layers),)
+    return LoadedHeads(spec, head, layers, head.column_numbers(), graph_count, partial(_make_chain, head))
 
 
 def _load_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:
@@ -143,11 +156,13 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
     if len(layers) != states:
         raise ConfigError(f"{spec.name}.layers: has {len(layers)} numbers, but the head reads {states} hidden states")
     _place(head, model)
-    return LoadedHeads(spec, head, layers, head.column_numbers, graph_count, partial(_make_eagle3, head))
+    return LoadedHeads(spec, head, layers, head.column_numbers, graph_count, partial(_make_chain, head))
 
 
-def _make_eagle3(head: Eagle3Head, runner: Runner) -> Eagle3Proposer:
-    proposer = Eagle3Proposer(head, runner)
+def _make_chain(head: ChainHead, runner: Runner) -> ChainProposer:
+    if isinstance(head, MtpHead):
+        head.share(runner.model)
+    proposer = ChainProposer(head, runner)
     proposer.warm_up()
     return proposer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoding.drafts.choices import DraftChoice
 from decoding.drafts.verification import distributions, draft_key, draw
@@ -21,7 +21,7 @@ from decoding.sampling.transfer import copy_to, tensor_on
 if TYPE_CHECKING:
     from engine.model.hidden_states import HiddenStates  # which imports transformers' models
 
-HeadsKind = Literal["medusa", "eagle3"]
+HeadsKind = Literal["medusa", "eagle3", "mtp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +140,39 @@ class HeadProposer(Protocol):
         Raises:
             OutOfPagesError: as in `Runner.logits`.
         """
+
+
+class ChainHead(nn.Module):
+    """One layer over the target's hidden states and the tokens that followed them, which `ChainProposer` runs.
+
+    It predicts token p + 2 from the states after token p, and token p + 1. In place of these states it takes its own
+    output to predict further tokens.
+    """
+
+    kind: HeadsKind
+    hidden_size: int
+    feature_size: int  # of the target's hidden states of a token
+    outputs: int  # the number of tokens that it can draft, W
+    embed_tokens: nn.Embedding | None  # of the target's tokens; None: the target's own
+
+    def take_in(self, states: Tensor) -> Tensor:
+        """Return what the layer reads, [N, H], from the target's hidden states, [N, feature_size]."""
+        raise NotImplementedError
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """Return the layer's output, [1, N, H], which `logits` and the next call take.
+
+        Args:
+            hidden: [1, N, H] by `take_in`, or the layer's own output.
+            embeddings: [1, N, H] of the tokens that follow these.
+            positions: [1, N] of the tokens whose hidden states they are.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [..., W] float logits of the tokens that it can draft."""
+        raise NotImplementedError
+
+    def token_ids(self) -> Tensor | None:
+        """Return the tokens that it can draft, [W] int64, rising; None: all of the vocabulary."""
+        return None

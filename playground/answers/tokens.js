@@ -15,6 +15,7 @@ const PROPOSERS = {
   ngram: { name: "n-gram", meaning: "a look-up in the text" },
   medusa: { name: "Medusa", meaning: "Medusa heads" },
   eagle3: { name: "EAGLE-3", meaning: "an EAGLE-3 head" },
+  mtp: { name: "MTP", meaning: "the model's own MTP layer" },
 };
 
 export const AGREED = "agreed";

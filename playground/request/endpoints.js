@@ -70,6 +70,7 @@ function described({ target, members, strategy, drafter, ngram, proposers = [], 
     ngram && "n-gram drafts",
     proposers.includes("medusa") && "Medusa heads",
     proposers.includes("eagle3") && "EAGLE-3 head",
+    proposers.includes("mtp") && "MTP layer",
     length && `γ ${length}`,
     context && `context ${number(context)}`,
   ];

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding.drafts.choices import DraftChoice
-from engine.heads.eagle3_proposer import Eagle3Proposer
+from engine.heads.chain_proposer import ChainProposer
 from engine.layers.faster_layers import use_faster_parts
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -22,7 +22,7 @@ def drafts(device: str, *, stride: int, recorded: bool = False) -> list[list[lis
     runner.keep_hidden_states(STATES)
     runner.logits([RowInput(0, 0, [0])])
     runner.cache.clear_all()
-    proposer = Eagle3Proposer(head, runner)
+    proposer = ChainProposer(head, runner)
     if recorded:
         proposer.warm_up()
         assert runner.recorder is not None

@@ -19,7 +19,7 @@ from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
-from engine.heads.eagle3_proposer import Eagle3Proposer
+from engine.heads.chain_proposer import ChainProposer
 from engine.heads.proposer import HeadsKind
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.lora import read_lora
@@ -76,7 +76,7 @@ def running(
         if drafts == "colocated":
             colocated = Runner(DRAFTER, slots=16, max_length=128, max_query=64)
         replicas[name] = ("target", runner)
-        heads = Eagle3Proposer(heads_module("eagle3"), runner) if drafts == "eagle3" else None
+        heads = ChainProposer(heads_module("eagle3"), runner) if drafts == "eagle3" else None
         options[name] = LoopOptions(adaptive=False, prefill_chunk=chunk, colocated=colocated, heads=heads)
     if drafts == "drafter":
         replicas["drafter"] = ("drafter", Runner(DRAFTER, slots=16, max_length=128, max_query=64))

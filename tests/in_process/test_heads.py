@@ -20,7 +20,7 @@ from actors.replica.roles import Role
 from actors.verifier.judge import judge
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
-from engine.heads.eagle3_proposer import Eagle3Proposer
+from engine.heads.chain_proposer import ChainProposer
 from engine.heads.medusa import MedusaProposer
 from engine.heads.proposer import HeadProposer, HeadsKind
 from engine.model.runner import Runner
@@ -66,7 +66,7 @@ def make(
     if graphs:
         runner.use_graphs(capture=lambda run: run)
     module = heads_module(kind) if weight is None else broken_heads(kind, weight)
-    heads: HeadProposer = MedusaProposer(module, runner) if kind == "medusa" else Eagle3Proposer(module, runner)
+    heads: HeadProposer = MedusaProposer(module, runner) if kind == "medusa" else ChainProposer(module, runner)
     return runner, heads
 
 

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from decoding.drafts.choices import RANKS, DraftChoice
 from decoding.sampling.params import SamplingParams
+from engine.heads.chain_proposer import ChainProposer
 from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_proposer import Eagle3Proposer
 from engine.heads.medusa import MedusaHeads
 from engine.heads.proposer import DraftStart, Reading
 from engine.model.ragged_batch import RowInput
@@ -108,9 +108,7 @@ def save(folder: Path, tensors: dict[str, Tensor], name: str = "model.safetensor
 
 
 @torch.inference_mode()
-def eagle3_drafts(
-    proposer: Eagle3Proposer, runner: Runner, *, rejecting: bool = False
-) -> list[list[list[DraftChoice]]]:
+def eagle3_drafts(proposer: ChainProposer, runner: Runner, *, rejecting: bool = False) -> list[list[list[DraftChoice]]]:
     """The choices of each round. Every second round adds a text; each round reads all.
 
     rejecting: the second text uses rejection sampling.
@@ -141,5 +139,5 @@ def reduced_eagle3(model: PreTrainedModel, stride: int) -> Eagle3Head:
     head = new_eagle3(model)
     ids = torch.arange(0, model.config.vocab_size, stride)
     head.lm_head = nn.Linear(head.hidden_size, len(ids), bias=False)
-    head.d2t = ids - torch.arange(len(ids))
+    head.d2t, head.outputs = ids - torch.arange(len(ids)), len(ids)
     return head.eval().requires_grad_(False)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from decoding.sampling.params import SamplingParams
+from engine.heads.chain_proposer import ChainProposer
 from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_proposer import Eagle3Proposer
 from engine.heads.medusa import MedusaHeads
 from engine.heads.proposer import DraftStart, Reading
 from engine.model.ragged_batch import RowInput
@@ -149,7 +149,7 @@ def served(head: Eagle3Head, text: list[int]) -> list[int]:
     runner.keep_hidden_states(STATES)
     runner.logits([RowInput(0, 0, text[:-1])])
     assert runner.hidden is not None
-    proposer = Eagle3Proposer(head.eval().requires_grad_(False), runner)
+    proposer = ChainProposer(head.eval().requires_grad_(False), runner)
     rows = list(range(len(text) - 1))
     proposer.read([Reading(0, 0, text[1:], rows, rows[-1])], runner.hidden)
     start = DraftStart(0, len(text), SamplingParams(max_tokens=1, temperature=0))

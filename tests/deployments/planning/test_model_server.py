@@ -61,7 +61,7 @@ def test_the_bundled_model_has_heads_in_every_format(tmp_path: Path, monkeypatch
     for model in ("HuggingFaceTB/SmolLM2-135M-Instruct", str(tmp_path)):
         (endpoint,) = ModelServer(model=model).config().endpoints.values()
         assert endpoint.heads is not None
-        assert endpoint.heads.path.endswith("models/smollm2-eagle3")
+        assert str(endpoint.heads.path).endswith("models/smollm2-eagle3")
     (endpoint,) = ModelServer(model="HuggingFaceTB/SmolLM2-360M-Instruct").config().endpoints.values()
     assert endpoint.heads is None
 

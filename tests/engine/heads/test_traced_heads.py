@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from decoding.drafts.choices import DraftChoice
-from engine.heads import eagle3_proposer
+from engine.heads import chain_proposer
+from engine.heads.chain_proposer import ChainProposer
 from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_proposer import Eagle3Proposer
 from engine.heads.proposer import DraftStart, HeadSampler
 from engine.kernels import native_replay as replay
 from engine.kernels.native import library
@@ -40,7 +40,7 @@ def drafts(
         runner.use_graphs(capture=capture)
     runner.logits([RowInput(0, 0, [0])])
     runner.cache.clear_all()
-    proposer = Eagle3Proposer(head, runner)
+    proposer = ChainProposer(head, runner)
     if traced or recorded:
         proposer.warm_up()
         assert proposer._traced is not None
@@ -95,7 +95,7 @@ def test_recorded_steps_draft_the_same(monkeypatch: pytest.MonkeyPatch, narrow: 
     head = eagle3(narrow=narrow)
     expected = drafts(head)
     for used_by_calls_only in ("HeadSampler", "tensor_on"):
-        monkeypatch.delattr(eagle3_proposer, used_by_calls_only)
+        monkeypatch.delattr(chain_proposer, used_by_calls_only)
     assert_alike(drafts(head, recorded=True), expected)
 
 
@@ -108,7 +108,7 @@ def test_texts_with_rejection_sampling_draft_beside_recorded_ones(monkeypatch: p
         sampled.append(len(starts))
         return HeadSampler(starts, *given)
 
-    monkeypatch.setattr(eagle3_proposer, "HeadSampler", sampler)
+    monkeypatch.setattr(chain_proposer, "HeadSampler", sampler)
     assert_alike(drafts(head, recorded=True, rejecting=True), expected)
     assert sampled == [1, 1, 1, 1]  # of the rounds with two texts or three
 
@@ -117,9 +117,9 @@ def test_a_head_that_fails_to_be_traced_runs_with_its_own_python(monkeypatch: py
     def fail(*given: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(eagle3_proposer, "replay_native_run", fail)
+    monkeypatch.setattr(chain_proposer, "replay_native_run", fail)
     runner = Runner(TARGET, slots=1, max_length=64, max_query=64)
     runner.logits([RowInput(0, 0, [0])])
-    proposer = Eagle3Proposer(eagle3(narrow=True), runner)
+    proposer = ChainProposer(eagle3(narrow=True), runner)
     proposer.warm_up()
     assert proposer._traced is None

@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head, whose keys and values are one more layer in the target's pages.
+"""Drafts by a head of one layer, EAGLE-3 or MTP, whose keys and values are one more layer in the target's pages.
 
 Column p holds the pair of the target's hidden state after token p and token p + 1. In a page that texts share, the last
 column may be that of another next token: that can only cost acceptance.
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from decoding.drafts.choices import DraftChoice
 from decoding.sampling import sampler
 from decoding.sampling.transfer import tensor_on
-from engine.heads.eagle3 import Eagle3Head
-from engine.heads.eagle3_graphs import Eagle3Chain, Eagle3Reader, row_counts, token_counts
-from engine.heads.proposer import DraftStart, HeadSampler, HeadsKind, Reading
+from engine.heads.chain_graphs import ChainGraphs, ReadingGraphs, row_counts, token_counts
+from engine.heads.proposer import ChainHead, DraftStart, HeadSampler, Reading
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.native_replay import replay_native_run
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
@@ -31,27 +30,27 @@ _TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
 
 
 class _Graphs(NamedTuple):
-    chain: Eagle3Chain
-    reader: Eagle3Reader
+    chain: ChainGraphs
+    reader: ReadingGraphs
     recorder: GraphRecorder
 
 
-class Eagle3Proposer:
+class ChainProposer:
     """A `HeadProposer`. It drafts chains, and the alternatives to each token of a chain."""
 
-    kind: HeadsKind = "eagle3"
     chained: bool = True
     tree: Sequence[Sequence[int]] | None = None
     length: int = _LENGTH
 
-    def __init__(self, head: Eagle3Head, runner: Runner) -> None:
+    def __init__(self, head: ChainHead, runner: Runner) -> None:
         """runner: the target's, which keeps the hidden states that the head reads."""
+        self.kind = head.kind
         self._head, self._cache = head, runner.cache
         embedding = head.embed_tokens or runner.model.get_input_embeddings()
         assert isinstance(embedding, nn.Module)
         self._embedding = embedding
-        self._device = head.d2t.device
-        self._outputs = len(head.d2t)
+        self._device = next(head.parameters()).device
+        self._outputs = head.outputs
         self._token_ids = None if self._outputs == runner.vocab_size else head.token_ids()
         self._traced: Callable[..., Tensor] | None = None
         # after each text's last pair, [slots + 1, H]; the last slot is for padding
@@ -61,8 +60,8 @@ class Eagle3Proposer:
         if runner.recorder is not None:
             recorder = runner.recorder.sharing_pool()
             parts = head, self._output, recorder, self._states
-            reader = Eagle3Reader(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
-            self._graphs = _Graphs(Eagle3Chain(*parts, length=_LENGTH, token_ids=self._token_ids), reader, recorder)
+            reader = ReadingGraphs(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
+            self._graphs = _Graphs(ChainGraphs(*parts, length=_LENGTH, token_ids=self._token_ids), reader, recorder)
 
     def warm_up(self) -> None:
         """Do before the first draft what takes long: compile kernels, record graphs on a GPU, trace the head on a CPU.
@@ -89,7 +88,7 @@ class Eagle3Proposer:
         """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does."""
         if self._device.type != "cpu":
             return
-        with log_failed_trace("an EAGLE-3 head"):
+        with log_failed_trace(f"the {self.kind} head"):
             self._output(*self._example(1).inputs)  # the first call adds the layer's pages
             traced = trace(self._output, *map(self._example, _TRACED_TOKENS), change=replay_native_run)
             for count in _COMPARED_TOKENS:
@@ -121,7 +120,7 @@ class Eagle3Proposer:
             return
         features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
-        outputs = self._run(self._head.fc(features), tokens, positions, batch)  # [N, H]
+        outputs = self._run(self._head.take_in(features), tokens, positions, batch)  # [N, H]
         slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
         self._states[slots] = outputs[batch.offsets[1:] - 1]
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head as CUDA graphs: its forward over tokens that the target has run, and its chains of draft tokens.
+"""A chain head as CUDA graphs: its forward over tokens that the target has run, and its chains of draft tokens.
 
 Reading has a graph for each number of tokens. Chains have one of the first token and one of a further token, for each
 number of rows: a chain's state is in memory of the device, and a replay changes it.
@@ -15,8 +15,7 @@ from torch import Tensor
 from decoding.drafts.choices import RANKS, ChainChoices, DraftChoice
 from decoding.sampling.batch import chain_settings
 from decoding.sampling.transfer import copy_into, copy_to
-from engine.heads.eagle3 import Eagle3Head
-from engine.heads.proposer import DraftStart
+from engine.heads.proposer import ChainHead, DraftStart
 from engine.kernels.attention import RaggedBatch
 from engine.model.cuda import GraphRecorder, Replay, graph_sizes, record_largest_first
 from engine.model.cuda_graphs import MAX_ROWS
@@ -41,12 +40,12 @@ class _Replays(NamedTuple):
     further: Replay
 
 
-class Eagle3Chain:
+class ChainGraphs:
     """Runs chains of a head over the slots of its target."""
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: ChainHead,
         layer: LayerForward,
         recorder: GraphRecorder,
         states: Tensor,
@@ -61,7 +60,7 @@ class Eagle3Chain:
         """
         self._head, self._layer, self._recorder, self._states = head, layer, recorder, states
         self._slots, self._length, self._token_ids = len(states) - 1, length, token_ids
-        self._ranks = min(RANKS, len(head.d2t))
+        self._ranks = min(RANKS, head.outputs)
         self._sizes = row_counts(self._slots)
         self._recorded: dict[int, tuple[_State, _Replays]] = {}  # by number of rows
 
@@ -136,11 +135,11 @@ def row_counts(slots: int) -> list[int]:
     return graph_sizes(min(slots, MAX_ROWS))
 
 
-class Eagle3Reader:
+class ReadingGraphs:
     """Runs a head over new tokens, and keeps its output after each text's last one."""
 
     def __init__(
-        self, head: Eagle3Head, layer: LayerForward, recorder: GraphRecorder, states: Tensor, *, most_tokens: int
+        self, head: ChainHead, layer: LayerForward, recorder: GraphRecorder, states: Tensor, *, most_tokens: int
     ) -> None:
         """
         states: [slots + 1, H], where the outputs are kept; the last slot is for padding.
@@ -191,7 +190,7 @@ class Eagle3Reader:
 
     def _read(self, inputs: PackedInputs, count: int) -> Tensor:
         tokens, positions, batch = inputs.unpack()
-        outputs = self._layer(self._head.fc(self._features[:count]), tokens, positions, batch)  # [N, H]
+        outputs = self._layer(self._head.take_in(self._features[:count]), tokens, positions, batch)  # [N, H]
         return self._states.index_copy_(0, batch.slots, outputs.index_select(0, batch.offsets[1:] - 1))
 
 
