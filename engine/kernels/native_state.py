@@ -10,8 +10,8 @@ from engine.kernels.state import Convolution, Recurrence
 _ROWS = "*slots *offsets *columns *state_rows"
 _ConvolveCall = structure(f"rows channels width silu threads *x *weight *bias *ring {_ROWS} *output")
 _RecurCall = structure(
-    "rows heads groups key_size value_size normalises threads "
-    f"*query *key *value *decay *beta *states *ring {_ROWS} *output .scale"
+    "rows heads groups key_size value_size decays normalises threads "
+    f"*query *key *value *decay *rates *beta *states *ring {_ROWS} *output .scale"
 )
 
 
@@ -22,7 +22,7 @@ def convolve(args: Convolution) -> Tensor:
         return reference.convolve(args)
     output = empty(*x.shape, dtype=x.dtype)
     arguments = _ConvolveCall(
-        *(len(args.batch.slots), x.shape[1], len(args.weight), args.silu, torch.get_num_threads()),
+        *(len(args.batch.slots), x.shape[1], args.weight.shape[1], args.silu, torch.get_num_threads()),
         *(x.data_ptr(), args.weight.data_ptr(), None if args.bias is None else args.bias.data_ptr()),
         *(args.ring.data_ptr(), *_addresses(args), output.data_ptr()),
     )
@@ -37,9 +37,10 @@ def recur(args: Recurrence) -> Tensor:
     heads, value_size = args.value.shape[1:]
     groups, key_size = args.key.shape[1:]
     output = empty(*args.value.shape, dtype=torch.float32)
-    given = args.query, args.key, args.value, args.decay, args.beta, args.states, args.ring
+    given = args.query, args.key, args.value, args.decay, args.rates, args.beta, args.states, args.ring
     arguments = _RecurCall(
-        *(len(args.batch.slots), heads, groups, key_size, value_size, args.normalises, torch.get_num_threads()),
+        *(len(args.batch.slots), heads, groups, key_size, value_size, args.decay.shape[-1], args.normalises),
+        torch.get_num_threads(),
         *(None if part is None else part.data_ptr() for part in given),
         *(*_addresses(args), output.data_ptr(), args.scale),
     )

@@ -30,27 +30,30 @@ class Convolution(NamedTuple):
     """Arguments of a depthwise causal convolution."""
 
     x: Tensor  # [N, D]
-    weight: Tensor  # [W, D] float32, the oldest input's first
-    bias: Tensor | None  # [D] float32
+    weight: Tensor  # [D, W] in the type of x, the oldest input's first
+    bias: Tensor | None  # [D] in the type of x
     ring: Tensor  # [cells, RING, D], of inputs, in the type of x
     batch: RaggedBatch
     silu: bool  # whether SiLU is applied to the result
 
 
 class Recurrence(NamedTuple):
-    """Arguments of a recurrence: S ← decay · S, S ← S + key ⊗ update, output = scale · query · S.
+    """Arguments of a recurrence: S ← e^decay · S, S ← S + key ⊗ update, output = scale · query · S.
 
     The update is the value. With the delta rule (Yang et al., arXiv 2412.06464, equation 10) it is
-    beta · (value - key · S).
+    beta · (value - key · S). A head's decay is one number, or one per row of S (Kimi Team, arXiv 2510.26692). With
+    rates it is one per column, which each element multiplies by its own rate: Mamba 1 (Gu and Dao, arXiv 2312.00752),
+    as a single head whose values are the channels.
     """
 
     query: Tensor  # [N, G, K] float32; head h has the query and the key of group h · G / H
     key: Tensor  # [N, G, K] float32
     value: Tensor  # [N, H, V] float32
-    decay: Tensor  # [N, H] float32, as a logarithm
+    decay: Tensor  # [N, H, 1] float32, or [N, H, K]; [N, H, V] with rates
+    rates: Tensor | None  # [H, K, V] float32; None: there are none
     beta: Tensor | None  # [N, H] float32; None: no delta rule
     states: Tensor  # [cells, H, K, V] float32
-    ring: Tensor  # [cells, RING, G · K + H · V + 2 H] float32: keys, values, decays, betas
+    ring: Tensor  # [cells, RING, ·] float32: keys, values, decays, betas
     batch: RaggedBatch
     normalises: bool  # whether queries and keys are scaled to length 1
     scale: float
@@ -63,7 +66,7 @@ def state_rows(batch: RaggedBatch) -> list[StateRow]:
 
 def convolve(args: Convolution) -> Tensor:
     """Return each token convolved with those before it, [N, D], and write the last columns' inputs to the rings."""
-    width = len(args.weight)
+    width, weight = args.weight.shape[1], args.weight.float()
     output = torch.empty_like(args.x)
     for row, slot, first, end, start in _rows(args.batch):
         past = range(max(0, start - width + 1), start)
@@ -72,9 +75,9 @@ def convolve(args: Convolution) -> Tensor:
         inputs = torch.cat([missing, before, args.x[first:end]]).float()
         result = torch.zeros_like(inputs[width - 1 :])
         for tap in range(width):
-            result = result + inputs[tap : tap + end - first] * args.weight[tap]
+            result = result + inputs[tap : tap + end - first] * weight[:, tap]
         if args.bias is not None:
-            result = result + args.bias
+            result = result + args.bias.float()
         output[first:end] = (result * torch.sigmoid(result) if args.silu else result).to(output.dtype)
         known = inputs[width - 1 - len(past) :].to(args.ring.dtype)
         _keep(args.ring[slot], known, past.start, start + end - first)
@@ -86,7 +89,7 @@ def convolve(args: Convolution) -> Tensor:
 def recur(args: Recurrence) -> Tensor:
     """Return the output after each token, [N, H, V] float32, and write states and rings."""
     output = torch.empty_like(args.value)
-    inputs = torch.cat([args.key.flatten(1), args.value.flatten(1), args.decay, _betas(args)], dim=1)
+    inputs = torch.cat([part.flatten(1) for part in (args.key, args.value, args.decay, _betas(args))], dim=1)
     for row, slot, first, end, start in _rows(args.batch):
         columns = [column % RING for column in range(row.held, start)]
         known = torch.cat([args.ring[row.source, columns], inputs[first:end]])
@@ -111,10 +114,11 @@ def recur(args: Recurrence) -> Tensor:
 def _updated(args: Recurrence, state: Tensor, packed: Tensor) -> Tensor:
     """Return the state after one more token, [H, K, V]. packed: its inputs, as in the ring."""
     heads, width = args.value.shape[1:]
-    sizes = args.key[0].numel(), heads * width, heads, heads
+    sizes = args.key[0].numel(), heads * width, args.decay[0].numel(), heads
     key, value, decay, beta = packed.split(sizes)
     key, value = _per_head(args, key.view_as(args.key[0])), value.view(heads, width)
-    state = state * decay.exp()[:, None, None]
+    decay = decay.view_as(args.decay[0])
+    state = state * (decay[..., None] if args.rates is None else decay[:, None] * args.rates).exp()
     if args.beta is not None:
         value = (value - (key[:, None] @ state)[:, 0]) * beta[:, None]
     state += key[:, :, None] * value[:, None]
@@ -129,7 +133,7 @@ def _per_head(args: Recurrence, groups: Tensor) -> Tensor:
 
 
 def _betas(args: Recurrence) -> Tensor:
-    return torch.ones_like(args.decay) if args.beta is None else args.beta
+    return args.decay.new_ones(args.decay.shape[:2]) if args.beta is None else args.beta
 
 
 def _rows(batch: RaggedBatch) -> list[tuple[StateRow, int, int, int, int]]:

@@ -42,6 +42,7 @@ _sizes_by_shape: dict[tuple[object, ...], Sequence[int]] = {}  # of `_sizes`: th
 
 # Layers that models apply to the same input: joined they keep the threads busy for longer.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_MULTIPLIED = ("x_proj_weight", "dt_proj_weight")  # a matrix per head each, in Zamba
 # Takes layers that see the same input and what computes them; returns what computes them then.
 Wrap = Callable[[Sequence[nn.Module], nn.Module], nn.Module]
 
@@ -209,6 +210,34 @@ class JoinedLinear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
+class MultipliedLinear(nn.Module):
+    """A linear layer whose weight a model multiplies by itself, `layer.weight @ x`, and whose bias it adds later."""
+
+    def __init__(self, products: Sequence[nn.Module], bias: Tensor | None = None) -> None:
+        """products: layers without a bias, one for each matrix of the weight."""
+        super().__init__()
+        self.products, self.bias = nn.ModuleList(products), bias
+
+    @property
+    def weight(self) -> "MultipliedLinear":
+        """What takes the weight's place."""
+        return self
+
+    def __getitem__(self, index: object) -> "MultipliedLinear":
+        """Return the same, because the index only adds a dimension."""
+        return self
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """x: [..., in_features, N], as many matrices as the weight has; returns [..., out_features, N]."""
+        parts = zip(self.products, x.transpose(-1, -2).chunk(len(self.products)), strict=True)
+        return torch.cat([product(part) for product, part in parts]).transpose(-1, -2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in_features]; returns [..., out_features]."""
+        result: Tensor = self.products[0](x)
+        return result if self.bias is None else result + self.bias
+
+
 class LinearGroup:
     """Several linear layers that see the same input, computed at once when the first of them is called."""
 
@@ -256,6 +285,7 @@ def pack_linears(
     """Replace the linear layers below `module` that profit, one at a time to save memory. wrap: gets all of them."""
     for names in _GROUPS:
         _join(module, names, deterministic, wrap)
+    _replace_multiplied(module, deterministic, wrap)
     for name, child in module.named_children():
         faster: nn.Module | None = None
         if _profits(child):
@@ -290,6 +320,20 @@ def _join(module: nn.Module, names: Sequence[str], deterministic: bool, wrap: Wr
     group = LinearGroup(layers, wrap, deterministic=deterministic)
     for index, name in enumerate(names):
         setattr(module, name, GroupedLinear(group, index))
+
+
+def _replace_multiplied(module: nn.Module, deterministic: bool, wrap: Wrap) -> None:
+    """Let layers of our own compute the projections whose weights Mamba 1 multiplies by itself."""
+    steps = getattr(module, "dt_proj", None)
+    if hasattr(module, "x_proj") and _profits(steps):
+        product = wrap([steps], make_linear(steps.weight, deterministic=deterministic))
+        module.dt_proj = MultipliedLinear([product], steps.bias)
+    for name in _MULTIPLIED:
+        weights = getattr(module, name, None)
+        if isinstance(weights, nn.Parameter):
+            delattr(module, name)
+            products = [make_linear(weight, deterministic=deterministic) for weight in weights.detach()]
+            setattr(module, name, MultipliedLinear(products))
 
 
 def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:

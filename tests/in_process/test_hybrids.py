@@ -27,7 +27,7 @@ from tests.support.hybrids import CONFIGS, VOCAB, tiny_hybrid
 from tests.support.models import tiny_model
 
 LENGTH = 41
-EXPERTS = {"qwen3_next", "lfm2_moe"}  # torch computes fused experts: docs/verification.md
+EXPERTS = {"qwen3_next", "lfm2_moe", "jamba", "kimi_linear"}  # torch computes fused experts: docs/verification.md
 
 
 def load(folder: Path, **options: Any) -> Runner:
@@ -35,7 +35,7 @@ def load(folder: Path, **options: Any) -> Runner:
     return load_runner(replace(spec, prefill_chunk=32, **options))
 
 
-SAMPLE = {"qwen3_5_text", "lfm2", "granitemoehybrid"}  # a family of each kind
+SAMPLE = {"qwen3_5_text", "lfm2", "granitemoehybrid", "mamba"}  # a family of each kind
 PARAMS = [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow) for name in CONFIGS]
 
 

@@ -36,6 +36,11 @@ _MAMBA = {
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
+_NO_ATTENTION = {
+    **{name: value for name, value in SHAPE.items() if name in ("vocab_size", "hidden_size") or "token" in name},
+    "num_hidden_layers": 3,
+    "tie_word_embeddings": False,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": SHAPE | DELTA_RULE | _EXPERTS | {"shared_expert_intermediate_size": 16},
     "qwen3_5_text": SHAPE | DELTA_RULE,
@@ -69,9 +74,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_mem_blocks": 1,
         "use_shared_attention_adapter": False,
     },
-    "mamba2": {
-        **{name: value for name, value in SHAPE.items() if name in ("vocab_size", "hidden_size") or "token" in name},
-        "num_hidden_layers": 3,
+    "mamba": _NO_ATTENTION | {"state_size": 8},
+    "falcon_mamba": _NO_ATTENTION | {"state_size": 8},
+    "jamba": SHAPE | _EXPERTS | {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "zamba": SHAPE
+    | {
+        "mamba_d_state": 8,
+        "n_mamba_heads": 2,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "tie_word_embeddings": False,
+    },
+    "kimi_linear": SHAPE
+    | _EXPERTS
+    | {"num_key_value_heads": 4, "num_experts_per_token": 2, "n_group": 1, "topk_group": 1}
+    | {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    | {"linear_head_dim": 8, "linear_num_heads": 4, "layer_types": DELTA_RULE["layer_types"]},
+    "mamba2": _NO_ATTENTION
+    | {
         "num_heads": 8,
         "head_dim": 8,
         "state_size": 16,
@@ -88,10 +107,10 @@ def tiny_hybrid(family: str, seed: int = 0) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**CONFIGS[family]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.15)
-            elif name.endswith("A_log"):
+            if name.endswith("A_log"):
                 parameter.uniform_(-3, 0)
-            elif name.endswith(("dt_bias", ".D")):
+            elif parameter.dim() > 1:
+                parameter.normal_(std=0.6 if "x_proj" in name else 0.15)
+            elif name.endswith(("dt_bias", "dt_proj.bias", ".D")):
                 parameter.normal_(std=0.5)
     return model.float().eval()

@@ -31,10 +31,10 @@ struct Rows {
 
 struct ConvolveCall {
     int64_t rows, channels, width, silu, threads;
-    const void* x;        // [N, channels]
-    const float* weight;  // [width, channels]
-    const float* bias;    // [channels], or null
-    void* ring;           // [cells, ring_size, channels]
+    const void* x;       // [N, channels]
+    const void* weight;  // [channels, width]
+    const void* bias;    // [channels], or null
+    void* ring;          // [cells, ring_size, channels]
     Rows batch;
     void* output;  // [N, channels]
 };
@@ -51,6 +51,13 @@ void convolve_block(const ConvolveCall& call, int64_t row, int64_t channel) {
         return ring + (index * ring_size + column % ring_size) * call.channels + channel;
     };
     std::vector<float> inputs(call.width * block, 0.0f);  // of the last columns, the oldest first
+    std::vector<float> weights(call.width * block, 0.0f);
+    float bias[block] = {};
+    for (int64_t i = 0; i < size; ++i) {
+        const T* weight = static_cast<const T*>(call.weight) + (channel + i) * call.width;
+        for (int64_t tap = 0; tap < call.width; ++tap) weights[tap * block + i] = load(weight[tap]);
+        if (call.bias != nullptr) bias[i] = load(static_cast<const T*>(call.bias)[channel + i]);
+    }
     for (int64_t column = std::max<int64_t>(0, start - past); column < start; ++column) {
         const T* known = cell(state.source, column);
         for (int64_t i = 0; i < size; ++i) inputs[(column - start + past) * block + i] = load(known[i]);
@@ -63,11 +70,10 @@ void convolve_block(const ConvolveCall& call, int64_t row, int64_t channel) {
         for (int64_t i = 0; i < size; ++i) inputs[past * block + i] = load(x[i]);
         float sums[block] = {};
         for (int64_t tap = 0; tap < call.width; ++tap) {
-            const float *values = inputs.data() + tap * block, *weight = call.weight + tap * call.channels + channel;
-            for (int64_t i = 0; i < size; ++i) sums[i] += values[i] * weight[i];
+            const float *values = inputs.data() + tap * block, *weight = weights.data() + tap * block;
+            for (int64_t i = 0; i < block; ++i) sums[i] += values[i] * weight[i];
         }
-        if (call.bias != nullptr)
-            for (int64_t i = 0; i < size; ++i) sums[i] += call.bias[channel + i];
+        for (int64_t i = 0; i < block; ++i) sums[i] += bias[i];
         for (int64_t i = 0; i < size; ++i) store(call.silu ? gated(sums[i], sums[i]) : sums[i], output + i);
         if (column >= end - ring_size) std::memcpy(cell(slot, column), x, size * sizeof(T));
         if (column < state.snapshot_at && column >= state.snapshot_at - ring_size)
@@ -85,10 +91,11 @@ void convolve(const ConvolveCall& call) {
 }
 
 struct RecurCall {
-    int64_t rows, heads, groups, key_size, value_size, normalises, threads;
+    int64_t rows, heads, groups, key_size, value_size, decays, normalises, threads;
     const float *query, *key;  // [N, groups, key_size]
     const float* value;        // [N, heads, value_size]
-    const float* decay;        // [N, heads], logarithms
+    const float* decay;        // [N, heads, decays], logarithms; decays: 1, key_size, or value_size with rates
+    const float* rates;        // [heads, key_size, value_size]; null: there are none
     const float* beta;         // [N, heads]; null: no delta rule
     float* states;             // [cells, heads, key_size, value_size]
     float* ring;               // [cells, ring_size, inputs]
@@ -96,7 +103,7 @@ struct RecurCall {
     float* output;  // [N, heads, value_size]
     float scale;
 
-    int64_t inputs() const { return groups * key_size + heads * (value_size + 2); }
+    int64_t inputs() const { return groups * key_size + heads * (value_size + decays + 1); }
     float* remembered(int64_t cell, int64_t column) const {
         return ring + (cell * ring_size + column % ring_size) * inputs();
     }
@@ -104,22 +111,22 @@ struct RecurCall {
 
 // One head's inputs of one token, in the batch or in a ring.
 struct Token {
-    const float *key, *value;
-    float decay, beta;
+    const float *key, *value, *decay;
+    float beta;
 };
 
 Token token_of(const RecurCall& call, int64_t token, int64_t head) {
     const int64_t group = head * call.groups / call.heads, index = token * call.heads + head;
     return {call.key + (token * call.groups + group) * call.key_size, call.value + index * call.value_size,
-            call.decay[index], call.beta == nullptr ? 1.0f : call.beta[index]};
+            call.decay + index * call.decays, call.beta == nullptr ? 1.0f : call.beta[index]};
 }
 
 Token token_of(const RecurCall& call, const float* packed, int64_t head) {
     const int64_t group = head * call.groups / call.heads;
     const float* values = packed + call.groups * call.key_size;
     const float* decays = values + call.heads * call.value_size;
-    return {packed + group * call.key_size, values + head * call.value_size, decays[head],
-            decays[call.heads + head]};
+    return {packed + group * call.key_size, values + head * call.value_size, decays + head * call.decays,
+            decays[call.heads * call.decays + head]};
 }
 
 void scaled(const float* from, int64_t size, bool normalises, float* to) {
@@ -156,26 +163,30 @@ struct State {
             std::memcpy(in_cell(cell, i), values.data() + i * block, size * sizeof(float));
     }
 
+    void fade(const Token& token, int64_t row, float* line) const {
+        const float* rates = call.rates + (head * call.key_size + row) * call.value_size + column;
+        for (int64_t j = 0; j < size; ++j) line[j] *= exponential(rates[j] * token.decay[column + j]);
+    }
+
     // Takes a token in; `query` may be anything if the output is not wanted.
     void update(const Token& token, float* output) {
         scaled(token.key, call.key_size, call.normalises, key.data());
-        const float decay = std::exp(token.decay);
         float change[block] = {}, result[block] = {};
         for (int64_t j = 0; j < size; ++j) change[j] = token.value[column + j];
-        if (call.beta != nullptr) {
-            float known[block] = {};
-            for (int64_t i = 0; i < call.key_size; ++i) {
-                float* line = values.data() + i * block;
-                for (int64_t j = 0; j < block; ++j) {
-                    line[j] *= decay;
-                    known[j] += line[j] * key[i];
-                }
+        float known[block] = {}, decay = 0.0f;
+        for (int64_t i = 0; i < call.key_size; ++i) {
+            float* line = values.data() + i * block;
+            if (call.rates != nullptr) {
+                fade(token, i, line);
+            } else {
+                if (i < call.decays) decay = std::exp(token.decay[i]);
+                for (int64_t j = 0; j < block; ++j) line[j] *= decay;
             }
-            for (int64_t j = 0; j < block; ++j) change[j] = (change[j] - known[j]) * token.beta;
-        } else {
-            for (int64_t i = 0; i < call.key_size; ++i)
-                for (int64_t j = 0; j < block; ++j) values[i * block + j] *= decay;
+            if (call.beta != nullptr)
+                for (int64_t j = 0; j < block; ++j) known[j] += line[j] * key[i];
         }
+        if (call.beta != nullptr)
+            for (int64_t j = 0; j < block; ++j) change[j] = (change[j] - known[j]) * token.beta;
         for (int64_t i = 0; i < call.key_size; ++i) {
             float* line = values.data() + i * block;
             for (int64_t j = 0; j < block; ++j) {
@@ -228,11 +239,10 @@ void remember(const RecurCall& call, int64_t row) {
         const int64_t token = first + column - start;
         std::memcpy(to, call.key + token * keys, keys * sizeof(float));
         std::memcpy(to + keys, call.value + token * values, values * sizeof(float));
-        for (int64_t head = 0; head < call.heads; ++head) {
-            to[keys + values + head] = call.decay[token * call.heads + head];
-            to[keys + values + call.heads + head] =
-                call.beta == nullptr ? 1.0f : call.beta[token * call.heads + head];
-        }
+        const int64_t decays = call.heads * call.decays;
+        std::memcpy(to + keys + values, call.decay + token * decays, decays * sizeof(float));
+        for (int64_t head = 0; head < call.heads; ++head)
+            to[keys + values + decays + head] = call.beta == nullptr ? 1.0f : call.beta[token * call.heads + head];
     };
     for (int64_t column = std::max(where.held, where.snapshot_at - ring_size); column < where.snapshot_at; ++column)
         write(where.snapshot, column);
