@@ -26,7 +26,7 @@ class ModelOptions(TypedDict, total=False):
     adapters: dict[str, str]
     max_adapter_rank: int
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    quantization: Literal["nf4", "int8"] | None
+    quantization: Literal["int4", "int8", "nf4"] | None
     deterministic: bool
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn"]
     kv_tokens: int | Literal["auto"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 DTYPES = {"auto": "auto", "float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 DTYPES |= {"float": "float32", "half": "float16"}  # as vLLM calls them, too
-_QUANTIZATIONS = {"nf4": "nf4", "int8": "int8", "bitsandbytes": "nf4"}
+_QUANTIZATIONS = {"int4": "int4", "int8": "int8", "nf4": "nf4", "bitsandbytes": "nf4"}
 _KV_DTYPES = DTYPES | {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 _COUNT = click.IntRange(1)
 

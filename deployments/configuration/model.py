@@ -77,8 +77,10 @@ class ModelConfig(StrictModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of the weights; auto: as in the checkpoint."
     )
-    quantization: Literal["nf4", "int8"] | None = Field(
-        None, description="Store the weights of linear layers in 4 bits (nf4, double quantization) or 8 (int8)."
+    quantization: Literal["int4", "int8", "nf4"] | None = Field(
+        None,
+        description="Store weights as integers of 4 or 8 bits with a scale for each 32 (int4, int8; embeddings and the "
+        "output layer in 8), or those of linear layers as 4-bit normal floats (nf4, by bitsandbytes).",
     )
     deterministic: bool = Field(
         True,

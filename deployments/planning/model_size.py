@@ -13,7 +13,7 @@ from deployments.configuration.paths import positions_of, read_header, tensors_i
 from engine.loading.gguf import converted_folder, is_gguf, local_file
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-_QUANTIZED_BYTES = {"nf4": 0.53, "int8": 1.0}  # of a weight, scales included
+_QUANTIZED_BYTES = {"nf4": 0.53, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
 _OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|audio|embed_vision|embed_audio|multi_modal)")  # of multimodal models
 _LENGTH_DEPENDENT = ("dynamic", "longrope")

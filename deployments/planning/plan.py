@@ -155,7 +155,7 @@ def _check_fits(replica: _Replica, machine: Machine) -> None:
     raise ConfigError(
         f"models.{demand.name}: the weights need {needed / GIB:.2f} GiB, and "
         f"{'a share of a GPU' if replica.device.shared else 'the GPU'} has room for {room / GIB:.2f} GiB; take a "
-        f"smaller model, quantization: nf4{split}, or num_gpus: 0 for the CPU"
+        f"smaller model, quantization: int4{split}, or num_gpus: 0 for the CPU"
     )
 
 
@@ -178,7 +178,7 @@ def _host_share(machine: Machine, on_cpu: Sequence[Demand], demands: Sequence[De
         raise ConfigError(
             f"models.{max(loaded, key=lambda demand: demand.weights_bytes).name}: the weights of all models on the CPU "
             f"need {needed / GIB:.2f} GiB, and there is room for {machine.free_bytes * USABLE / GIB:.2f} GiB; take a "
-            "smaller model, dtype: bfloat16 or quantization: nf4"
+            "smaller model, dtype: bfloat16 or quantization: int4"
         )
     share = min(CPU_SHARE, _HOST_SHARE / max(sum(demand.processes for demand in on_cpu), 1))
     return share, int((machine.free_bytes - needed) * share)
@@ -207,7 +207,7 @@ def _fitting_length(replica: _Replica, room: int, notes: list[str]) -> int | Non
     if length < _SHORTEST:
         raise ConfigError(
             f"models.{demand.name}: beside the weights there is room for {room / GIB:.2f} GiB of keys and values, "
-            f"{max(room // token_bytes, 0)} tokens; take a smaller model or quantization: nf4, or free memory"
+            f"{max(room // token_bytes, 0)} tokens; take a smaller model or quantization: int4, or free memory"
         )
     notes.append(f"{demand.name}: requests of up to {length:,} tokens instead of {longest:,}, since memory is short")
     return length

@@ -41,7 +41,7 @@ def library() -> ctypes.CDLL | None:
 
 def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
     names = [f"{name}_{kind}" for name in _FUNCTIONS for kind in KINDS.values()]
-    for name in (*names, "linear_bfloat16_to_float32", "attend", "recur"):
+    for name in (*names, "linear_bfloat16_to_float32", "attend", "recur", "quantized_linear", "quantized_rows"):
         function = getattr(loaded, name)
         function.argtypes, function.restype = [ctypes.c_void_p], None  # a structure
     loaded.replay.argtypes, loaded.replay.restype = [ctypes.c_void_p, ctypes.c_int64], None

@@ -11,6 +11,8 @@ from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order
 from engine.layers.lora import LoraLayers
 from engine.layers.mlp import replace_activations, replace_mlps
 from engine.layers.norm import replace_norms
+from engine.layers.quantized_linear import NativeQuantizedEmbedding, NativeQuantizedLinear, has_quantized_kernel
+from engine.layers.quantized_weights import QuantizedEmbedding, QuantizedLinear
 from engine.layers.rotary import replace_rotary
 
 
@@ -32,6 +34,8 @@ class CudaOutputLayer(nn.Module):
 def replace_output_layer(model: PreTrainedModel, *, deterministic: bool = True) -> None:
     """Let the output layer give float32, if it is a plain 16-bit layer. On a CPU that takes bfloat16 and a compiler."""
     head = model.get_output_embeddings()
+    if isinstance(head, QuantizedLinear):
+        _replace_quantized_output(model, head)
     if type(head) is not nn.Linear or hasattr(head, "_hf_hook"):
         return
     weight = head.weight
@@ -43,8 +47,23 @@ def replace_output_layer(model: PreTrainedModel, *, deterministic: bool = True) 
     elif weight.dtype == torch.bfloat16 and has_kernel(weight):
         kind = partial(NativeLinear, out_dtype=torch.float32)
     if kind is not None:
-        path = next(path for path, module in model.named_modules() if module is head)
-        model.set_submodule(path, kind(weight, head.bias))
+        model.set_submodule(_path(model, head), kind(weight, head.bias))
+
+
+def _replace_quantized_output(model: PreTrainedModel, head: QuantizedLinear) -> None:
+    """Let the output layer give float32, and the embedding read the same integers if they are tied."""
+    if not has_quantized_kernel(head.quantized):
+        return
+    packed = NativeQuantizedLinear(head.quantized, head.bias, out_dtype=torch.float32)
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, QuantizedEmbedding) and embedding.weight is head.weight:
+        fresh = NativeQuantizedEmbedding(packed, embedding.dtype, embedding.factor)
+        model.set_submodule(_path(model, embedding), fresh)
+    model.set_submodule(_path(model, head), packed)
+
+
+def _path(model: nn.Module, module: nn.Module) -> str:
+    return next(path for path, other in model.named_modules() if other is module)
 
 
 def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True, lora: LoraLayers | None = None) -> None:

@@ -1,8 +1,9 @@
 """Linear layers whose weights are laid out once, at loading. Those that see the same input are computed as one.
 
-Each kind of weights has a class, which `_replacement` chooses. On CPUs our own kernel computes them (`NativeLinear`),
-and oneDNN (`PackedLinear`) where there is no compiler for it: torch's own `linear` reads weights at little more than
-half the speed of memory (docs/experiments.md). On GPUs sums have a fixed order (`FixedOrderLinear`).
+Each kind of weights has a class, which `_replacement` chooses. On CPUs our own kernels compute them (`NativeLinear`;
+integers: engine/layers/quantized_linear.py), and oneDNN (`PackedLinear`) where there is no compiler for ours: torch's
+own `linear` reads weights at little more than half the speed of memory (docs/experiments.md). On GPUs sums have a fixed
+order (`FixedOrderLinear`).
 """
 
 import logging
@@ -18,6 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.kernels.native import call, contiguous, empty, library, native_operator, structure
 from engine.kernels.operator_trace import as_one_operator
+from engine.layers.quantized_linear import NativeQuantizedLinear, has_quantized_kernel
+from engine.layers.quantized_weights import QuantizedLinear, QuantizedWeight
 
 _FIXED_ORDER_DEVICE = "cuda"  # tests put the interpreter's here
 _FIXED_ORDER_DTYPES = (torch.bfloat16, torch.float16)
@@ -242,12 +245,14 @@ class LinearGroup:
     """Several linear layers that see the same input, computed at once when the first of them is called."""
 
     def __init__(self, linears: Sequence[nn.Linear], wrap: Wrap, *, deterministic: bool = True) -> None:
-        weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [bias for linear in linears if (bias := getattr(linear, "bias", None)) is not None]
         bias = torch.cat(biases) if biases else None
+        weight = _joined([_weight(linear) for linear in linears])
         self.joined = wrap(linears, make_linear(weight, bias, deterministic=deterministic))
-        self.in_features = linears[0].in_features
-        self.example = weight.new_empty(0)  # has their dtype and device
+        first = linears[0]
+        self.in_features = first.in_features
+        dtype = first.dtype if isinstance(first, QuantizedLinear) else first.weight.dtype
+        self.example = first.weight.new_empty(0, dtype=dtype)  # has the dtype and device of inputs
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._results: Sequence[Tensor] = ()
@@ -289,21 +294,40 @@ def pack_linears(
     for name, child in module.named_children():
         faster: nn.Module | None = None
         if _profits(child):
-            weight = child.weight.T if isinstance(child, Conv1D) else child.weight
-            faster = _replacement(weight, child.bias, deterministic)
+            faster = _replacement(_weight(child), child.bias, deterministic)
         if isinstance(child, nn.Linear | Conv1D):
             setattr(module, name, wrap([child], faster or child))
         else:
             pack_linears(child, deterministic=deterministic, wrap=wrap)
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, *, deterministic: bool = True) -> nn.Module:
+def make_linear(
+    weight: Tensor | QuantizedWeight, bias: Tensor | None = None, *, deterministic: bool = True
+) -> nn.Module:
     """Return a layer of these weights, [out_features, in_features], that is fast on their device."""
-    return _replacement(weight, bias, deterministic) or JoinedLinear(weight, bias)
+    faster = _replacement(weight, bias, deterministic)
+    if faster is not None:
+        return faster
+    assert isinstance(weight, Tensor)
+    return JoinedLinear(weight, bias)
 
 
-def _replacement(weight: Tensor, bias: Tensor | None, deterministic: bool) -> nn.Module | None:
+def _weight(layer: nn.Linear | Conv1D) -> Tensor | QuantizedWeight:
+    """Return a layer's weight, [out_features, in_features]."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.quantized
+    return layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
+
+
+def _joined(weights: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
+    grouped = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    return QuantizedWeight.joined(grouped) if grouped else torch.cat([w for w in weights if isinstance(w, Tensor)])
+
+
+def _replacement(weight: Tensor | QuantizedWeight, bias: Tensor | None, deterministic: bool) -> nn.Module | None:
     """Return a layer for the device of the weights, [out_features, in_features]; None: torch's own is as good."""
+    if isinstance(weight, QuantizedWeight):
+        return NativeQuantizedLinear(weight, bias) if has_quantized_kernel(weight) else None
     if deterministic and has_fixed_order(weight):
         return FixedOrderLinear(weight, bias)
     if has_kernel(weight):
@@ -316,6 +340,9 @@ def _join(module: nn.Module, names: Sequence[str], deterministic: bool, wrap: Wr
     layers = [child for name in names if isinstance(child := getattr(module, name, None), nn.Linear)]
     kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in layers}
     if len(layers) < len(names) or len(kinds) > 1 or not all(map(_profits, layers)):
+        return
+    grouped = [layer.quantized for layer in layers if isinstance(layer, QuantizedLinear)]
+    if any(not weight.alike(grouped[0]) for weight in grouped):
         return
     group = LinearGroup(layers, wrap, deterministic=deterministic)
     for index, name in enumerate(names):
@@ -338,7 +365,11 @@ def _replace_multiplied(module: nn.Module, deterministic: bool, wrap: Wrap) -> N
 
 def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
     """Whether it is a plain linear layer, on one device, of a dtype that is fast there."""
-    if type(module) not in (nn.Linear, Conv1D) or hasattr(module, "_hf_hook"):
+    if hasattr(module, "_hf_hook"):
+        return False
+    if isinstance(module, QuantizedLinear):
+        return has_quantized_kernel(module.quantized)
+    if type(module) not in (nn.Linear, Conv1D):
         return False
     weight: Tensor = module.weight  # type: ignore[attr-defined]
     if weight.device.type != "cpu":

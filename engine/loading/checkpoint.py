@@ -201,7 +201,7 @@ def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrained
     device = spec.devices[0]
     needed = weight_bytes(skeleton, dtype, spec.quantization, device)
     smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None, device)} if dtype.itemsize > 2 else {}
-    kinds: tuple[Quantization, ...] = ("int8", "nf4") if spec.tensor_parallel == 1 else ()
+    kinds: tuple[Quantization, ...] = ("int8", "int4") if spec.tensor_parallel == 1 else ()
     smaller |= {f"quantization: {kind}": weight_bytes(skeleton, dtype, kind, device) for kind in kinds}
     parts = {change: needed // spec.tensor_parallel for change, needed in smaller.items()}
     memory_budget.check_weights(spec.name, needed // spec.tensor_parallel, parts, room=room)

@@ -24,7 +24,7 @@ from engine.model.runner import Runner
 from tests.support.models import tiny_model
 from tests.support.reference import generate
 
-KINDS: tuple[Quantization, ...] = ("nf4", "int8")
+KINDS: tuple[Quantization, ...] = ("nf4", "int4", "int8")
 NEW_TOKENS = 16
 CLOSE = 0.1  # between logits whose standard deviation is 3.7; quantisation amplifies rounding
 

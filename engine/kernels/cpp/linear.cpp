@@ -4,45 +4,17 @@
 // number of rows or threads. bfloat16 is multiplied in tiles where there are any, with one row as with many. Weights lie
 // in panels of neighbouring output features: [panels, size / depth, panel, depth].
 
+#include "products.h"
 #include "tiles.h"
-#include "vectors.h"
 
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
-#if defined(__AVX512F__) || defined(__FMA__)
-#include <immintrin.h>
-#endif
-
 namespace {
 
-constexpr int64_t panel = 2 * lanes;  // output features whose weights lie together
 constexpr int64_t most_steps = 512;   // of a panel, which then stays in the fastest caches for many rows
 constexpr int64_t most_chunk = 192;   // rows whose inputs stay in the next cache for many panels
-#ifdef __AVX512F__
-constexpr bool many_registers = true;
-#else
-constexpr bool many_registers = false;
-#endif
-
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-constexpr bool has_fma = true;
-#else
-constexpr bool has_fma = false;  // std::fma is a function call then
-#endif
-
-// An explicit FMA, because the compiler may split or reorder other sums, and differently for each number of rows.
-inline Vector multiply_add(float x, Vector weights, Vector sums) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(spread(x), weights, sums);
-#elif defined(__AVX2__) && defined(__FMA__)
-    return _mm256_fmadd_ps(spread(x), weights, sums);
-#else
-    for (int64_t lane = 0; lane < lanes; ++lane) sums[lane] = std::fma(x, weights[lane], sums[lane]);
-    return sums;
-#endif
-}
 
 // How inputs and weights are multiplied.
 struct Float32 {
@@ -138,11 +110,6 @@ void multiply_rows(int64_t count, const typename Kind::Input* x, int64_t stride,
         multiply_rows<Kind, rows - 1>(count, x, stride, weight, steps, sums);
     }
 }
-
-inline int64_t divide_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
-
-// The size of equal parts of a number, none larger than `most`.
-inline int64_t part(int64_t number, int64_t most) { return number ? divide_up(number, divide_up(number, most)) : most; }
 
 // The same for any number of rows, in blocks of at most `block`.
 template <typename Kind>

@@ -1,0 +1,124 @@
+"""Linear layers and embeddings with weights of 4 or 8 bits, which are unpacked in registers only."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
+from engine.layers.quantized_weights import QuantizedWeight
+
+_NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # in the order of engine/kernels/cpp/vectors.h
+_WORD = 32  # bits
+
+
+def has_quantized_kernel(weight: QuantizedWeight) -> bool:
+    """Whether the functions here compute with such a weight on this machine."""
+    if weight.codes.device.type != "cpu" or weight.group % (_WORD // weight.bits):
+        return False
+    native = library()
+    return native is not None and native.linear_panel() > 0
+
+
+class NativeQuantizedLinear(nn.Module):
+    """A linear layer on a CPU; the result is that of the unpacked weight up to rounding."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> None:
+        """weight: see `has_quantized_kernel`. bias: [out]. out_dtype: of the result; None: the input's."""
+        super().__init__()
+        native = library()
+        assert native is not None
+        panel = native.linear_panel()
+        columns, size = weight.shape
+        self.constants = weight.bits, weight.zero, weight.group, size
+        self.codes = _words(_in_panels(weight.unpacked_codes, panel), weight.bits)
+        self.scales = _in_panels(weight.scales, panel)
+        self.offsets = None if weight.offsets is None else _in_panels(weight.offsets, panel)
+        self.bias = torch.zeros(columns) if bias is None else bias.detach().float().contiguous()
+        self._out_dtype = out_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in] float32 or bfloat16; returns [..., out]."""
+        out_dtype = self._out_dtype or x.dtype
+        return _multiply(x, self.codes, self.scales, self.offsets, self.bias, self.constants, out_dtype)
+
+
+class NativeQuantizedEmbedding(nn.Module):
+    """An embedding whose weight is an output layer's, too."""
+
+    def __init__(self, layer: NativeQuantizedLinear, dtype: torch.dtype, factor: float = 1.0) -> None:
+        """dtype: of the result. factor: see `QuantizedEmbedding`."""
+        super().__init__()
+        self._layer, self._dtype, self._factor = layer, dtype, factor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [...] int64; returns [..., in]."""
+        layer = self._layer
+        rows = _rows(ids, layer.codes, layer.scales, layer.offsets, layer.constants, self._dtype)
+        return rows if self._factor == 1.0 else rows * torch.tensor(self._factor, dtype=self._dtype)
+
+
+_Weight = "*codes *scales *offsets bits zero group size scale_kind"
+_Multiplication = structure(f"{_Weight} *x *bias x_kind output_kind rows columns threads *output")
+_Rows = structure(f"{_Weight} *ids rows output_kind *output")
+
+
+@native_operator
+def _multiply(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    bias: Tensor,
+    constants: Sequence[int],
+    out_dtype: torch.dtype,
+) -> Tensor:
+    size = constants[-1]
+    if x.dtype not in KINDS or x.shape[-1] != size:
+        raise ValueError(f"inputs are {x.shape[-1]} features in {x.dtype}, not {size} in float32 or bfloat16")
+    x = contiguous(x)
+    output = empty(*x.shape[:-1], len(bias), dtype=out_dtype)
+    arguments = _Multiplication(
+        *_weight(codes, scales, offsets, constants),
+        *(x.data_ptr(), bias.data_ptr(), _NUMBERS.index(x.dtype), _NUMBERS.index(out_dtype)),
+        *(x.shape[:-1].numel(), len(bias), torch.get_num_threads(), output.data_ptr()),
+    )
+    call("quantized_linear", arguments)
+    return output
+
+
+@native_operator
+def _rows(
+    ids: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    constants: Sequence[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    ids = contiguous(ids)
+    output = empty(*ids.shape, constants[-1], dtype=dtype)
+    weight = _weight(codes, scales, offsets, constants)
+    call("quantized_rows", _Rows(*weight, ids.data_ptr(), ids.numel(), _NUMBERS.index(dtype), output.data_ptr()))
+    return output
+
+
+def _weight(codes: Tensor, scales: Tensor, offsets: Tensor | None, constants: Sequence[int]) -> tuple[int | None, ...]:
+    addresses = codes.data_ptr(), scales.data_ptr(), None if offsets is None else offsets.data_ptr()
+    return *addresses, *constants, _NUMBERS.index(scales.dtype)
+
+
+def _in_panels(rows: Tensor, panel: int) -> Tensor:
+    """Return [panels, N, panel]. rows: [out, N]."""
+    padded = pad(rows.detach(), (0, 0, 0, -len(rows) % panel))
+    return padded.unflatten(0, (-1, panel)).transpose(1, 2).contiguous()
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """Return codes packed into words, [panels, in · bits / 32, panel] int32. codes: [panels, in, panel] uint8."""
+    apart = codes.unflatten(1, (-1, _WORD // bits))
+    words = torch.zeros_like(apart[:, :, 0], dtype=torch.int32)
+    for index in range(_WORD // bits):  # even ones in the lower half, odd ones in the upper
+        words |= apart[:, :, index].to(torch.int32) << index % 2 * 16 + index // 2 * bits
+    return words

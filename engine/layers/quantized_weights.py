@@ -1,0 +1,159 @@
+"""Weights that are integers of 4 or 8 bits in groups, and modules of a loaded model that hold them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+_SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales that are tried, as parts of the one that fits the largest weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedWeight:
+    """A matrix [out, in] of scale · (code − zero) + offset, with a scale and an offset for each group of neighbours.
+
+    `in` is a multiple of the size of groups, and that of 8. Without offsets, `zero` is the middle code, else 0.
+    """
+
+    codes: Tensor  # [out, in · bits / 8] uint8; of 4 bits, the lower half comes first
+    scales: Tensor  # [out, groups] float32 or float16
+    offsets: Tensor | None  # [out, groups], like scales; None: zeros
+    bits: int  # 4 or 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]."""
+        return self.codes.shape[0], self.codes.shape[1] * 8 // self.bits
+
+    @property
+    def group(self) -> int:
+        """Inputs in a group."""
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def zero(self) -> int:
+        """The code of an offset."""
+        return 1 << self.bits - 1 if self.offsets is None else 0
+
+    @property
+    def unpacked_codes(self) -> Tensor:
+        """[out, in] uint8."""
+        if self.bits == 8:
+            return self.codes
+        return torch.stack([self.codes & 15, self.codes >> 4], dim=-1).flatten(1)
+
+    def dequantized(self) -> Tensor:
+        """Return the matrix in float32."""
+        grouped = (self.unpacked_codes.to(torch.float32) - self.zero).unflatten(1, (-1, self.group))
+        weights = grouped * self.scales.float()[..., None]
+        if self.offsets is not None:
+            weights += self.offsets.float()[..., None]
+        return weights.flatten(1)
+
+    def alike(self, other: Self) -> bool:
+        """Whether both can be one matrix."""
+        own, others = (
+            (weight.bits, weight.shape[1], weight.group, weight.scales.dtype, weight.offsets is None)
+            for weight in (self, other)
+        )
+        return own == others
+
+    @classmethod
+    def joined(cls, weights: Sequence[Self]) -> Self:
+        """Return one matrix of all rows. The weights are alike."""
+        offsets = [weight.offsets for weight in weights if weight.offsets is not None]
+        return cls(
+            codes=torch.cat([weight.codes for weight in weights]),
+            scales=torch.cat([weight.scales for weight in weights]),
+            offsets=torch.cat(offsets) if offsets else None,
+            bits=weights[0].bits,
+        )
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Return codes as `QuantizedWeight` has them. codes: [out, in] uint8."""
+    return codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def rounded_to_nearest(weight: Tensor, bits: int, group: int = 32) -> QuantizedWeight:
+    """Quantise a matrix without offsets. Each group has the scale, of some, that leaves the smallest squared error.
+
+    weight: [out, in], `in` a multiple of `group`.
+    """
+    groups = weight.detach().float().unflatten(1, (-1, group))  # [out, groups, group]
+    largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
+    lowest, highest = -(1 << bits - 1), (1 << bits - 1) - 1
+    best = torch.full_like(largest, torch.inf)
+    scales, codes = torch.zeros_like(largest), torch.zeros_like(groups)
+    for part in _SHRUNK.tolist() if bits == 4 else [1.0]:  # there is one more code below zero than above
+        scale = (largest * part / lowest).half().float()
+        these = (groups / torch.where(scale == 0, 1.0, scale)).round_().clamp_(lowest, highest)
+        error = (these * scale - groups).square().sum(dim=-1, keepdim=True)
+        better = error < best
+        best, scales, codes = (torch.where(better, *pair) for pair in ((error, best), (scale, scales), (these, codes)))
+    unsigned = (codes - lowest).to(torch.uint8).flatten(1)
+    return QuantizedWeight(codes=pack_codes(unsigned, bits), scales=scales[..., 0].half(), offsets=None, bits=bits)
+
+
+class QuantizedModule(nn.Module):
+    """Holds a `QuantizedWeight` by its parts: `weight`, which are its codes, `scales` and perhaps `offsets`."""
+
+    weight: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+
+    def _hold(self, weight: QuantizedWeight) -> None:
+        self.bits = weight.bits
+        for name, tensor in (("weight", weight.codes), ("scales", weight.scales), ("offsets", weight.offsets)):
+            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+
+    def keep_as_buffers(self) -> None:
+        """Make buffers of the parameters, once they are loaded: a model's dtype is that of its first parameter."""
+        for name in ("weight", "scales", "offsets"):
+            tensor = self._parameters.pop(name)
+            self.register_buffer(name, tensor)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The weight."""
+        return QuantizedWeight(codes=self.weight, scales=self.scales, offsets=self.offsets, bits=self.bits)
+
+
+class QuantizedLinear(QuantizedModule, nn.Linear):
+    """A linear layer that unpacks its weight for each product; `pack_linears` replaces it where it can."""
+
+    def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
+        """bias: [out]. dtype: of the inputs."""
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        self._hold(weight)
+        self.bias, self.dtype = bias, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in]; returns [..., out]."""
+        return linear(x, self.quantized.dequantized().to(x.dtype), self.bias)
+
+
+class QuantizedEmbedding(QuantizedModule):
+    """An embedding that unpacks the rows that it returns."""
+
+    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype, factor: float = 1.0) -> None:
+        """dtype: of the result. factor: that it is multiplied by, as Gemma does."""
+        super().__init__()
+        self._hold(weight)
+        self.dtype, self.factor = dtype, factor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [...]; returns [..., in]."""
+        rows = ids.flatten()
+        chosen = QuantizedWeight(
+            codes=self.weight[rows],
+            scales=self.scales[rows],
+            offsets=None if self.offsets is None else self.offsets[rows],
+            bits=self.bits,
+        )
+        result = chosen.dequantized().to(self.dtype).view(*ids.shape, -1)
+        return result if self.factor == 1.0 else result * torch.tensor(self.factor, dtype=self.dtype)

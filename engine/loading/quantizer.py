@@ -1,0 +1,160 @@
+"""Lets transformers load weights of 4 or 8 bits: from folders that have them, or rounded while they are read."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.quantizers_utils import get_module_from_name
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from engine.layers.quantized_weights import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    QuantizedModule,
+    QuantizedWeight,
+    rounded_to_nearest,
+)
+
+METHOD = "consort"  # in a checkpoint's configuration
+GROUP = 32  # inputs that share a scale where weights are rounded here
+_SCALES = ".scales"
+_DTYPES = {"U8": torch.uint8, "F16": torch.float16, "F32": torch.float32}  # in safetensors
+
+
+@register_quantization_config(METHOD)
+class IntegerConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """What `config.json` says of such weights."""
+
+    def __init__(self, bits: int | None = None, **_: object) -> None:
+        """bits: 4 or 8, to round weights to; None: they are stored so."""
+        self.quant_method, self.bits = METHOD, bits
+
+
+def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.Linear | nn.Embedding, int]]:
+    """Yield the layers that are rounded, their names, and to how many bits: embeddings and the output layer to 8."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    tied = model.config.get_text_config().tie_word_embeddings
+    alike = not tied or type(ends[0]) is nn.Embedding  # else the output layer stays as the embedding does
+    for name, module in model.named_modules():
+        if type(module) not in (nn.Linear, nn.Embedding) or module.weight.shape[1] % GROUP:
+            continue
+        if any(module is end for end in ends):
+            if alike:
+                yield name, module, 8
+        elif isinstance(module, nn.Linear):
+            yield name, module, bits
+
+
+@register_quantizer(METHOD)
+class IntegerQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Replaces layers by those that hold integers, before weights are read."""
+
+    _dtype = torch.float32  # of all else
+
+    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype | None:
+        """Take note of the model's dtype."""
+        self._dtype = dtype or torch.get_default_dtype()
+        return dtype
+
+    def _process_model_before_weight_loading(
+        self,
+        model: PreTrainedModel,
+        checkpoint_files: Sequence[str] = (),
+        **_: object,
+    ) -> None:
+        if self.pre_quantized:
+            weights = dict(_stored(model, checkpoint_files))
+        else:
+            layers = rounded_layers(model, self.quantization_config.bits)
+            weights = {name: _empty(layer.weight.shape, bits) for name, layer, bits in layers}
+        parts: dict[str, str] = {}
+        for name, source in model.all_tied_weights_keys.items():  # the file has one of the two
+            weight = weights.get(source.removesuffix(".weight"))
+            if weight is not None:
+                weights[name.removesuffix(".weight")] = weight
+                own = ("scales",) if weight.offsets is None else ("scales", "offsets")
+                parts |= {_part(name, part): _part(source, part) for part in own}
+        model.all_tied_weights_keys |= parts
+        model._tied_weights_keys = {**(model._tied_weights_keys or {}), **parts}
+        for name, weight in weights.items():
+            _replace(model, name, weight, self._dtype)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
+        for module in model.modules():
+            if isinstance(module, QuantizedModule):
+                module.keep_as_buffers()
+        return model
+
+    def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: object) -> bool:
+        """Whether to call `get_quantize_ops` for a weight that is read."""
+        module, name = get_module_from_name(model, param_name)
+        return not self.pre_quantized and name == "weight" and isinstance(module, QuantizedModule)
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """Return what rounds a weight."""
+        return _Rounding()
+
+    def is_serializable(self, *_: object, **__: object) -> bool:
+        """The parameters are what is stored."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Integers have no gradients."""
+        return False
+
+
+class _Rounding(ConversionOps):  # type: ignore[misc]
+    def convert(self, input_dict: Mapping[str, Any], *, model: nn.Module, **_: object) -> dict[str, Tensor]:
+        parts: dict[str, Tensor] = {}
+        for name, value in input_dict.items():
+            module, _name = get_module_from_name(model, name)
+            weight = rounded_to_nearest(value[0] if isinstance(value, list) else value, module.bits, GROUP)
+            parts |= {name: weight.codes, _part(name, "scales"): weight.scales}
+        return parts
+
+
+def _part(weight: str, part: str) -> str:
+    """Return the name of a part of a weight, by the weight's name."""
+    return f"{weight.removesuffix('weight')}{part}"
+
+
+def _empty(shape: Sequence[int], bits: int) -> QuantizedWeight:
+    rows, size = shape
+    with torch.device("meta"):
+        codes = torch.empty(rows, size * bits // 8, dtype=torch.uint8)
+        return QuantizedWeight(
+            codes=codes, scales=torch.empty(rows, size // GROUP, dtype=torch.float16), offsets=None, bits=bits
+        )
+
+
+def _stored(model: nn.Module, files: Sequence[str]) -> Iterator[tuple[str, QuantizedWeight]]:
+    """Yield the weights in files of safetensors, on the meta device, by the names of modules."""
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                part = opened.get_slice(name)
+                dtype = _DTYPES.get(part.get_dtype(), torch.bfloat16)
+                tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+    for name in (name.removesuffix(_SCALES) for name in tensors if name.endswith(_SCALES)):
+        codes, size = tensors[f"{name}.weight"], model.get_submodule(name).weight.shape[1]
+        scales, offsets = tensors[f"{name}.scales"], tensors.get(f"{name}.offsets")
+        yield name, QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=8 * codes.shape[1] // size)
+
+
+def _replace(model: PreTrainedModel, name: str, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+    layer = model.get_submodule(name)
+    fresh: nn.Module
+    if isinstance(layer, nn.Embedding):
+        fresh = QuantizedEmbedding(weight, dtype)
+    else:
+        bias = getattr(layer, "bias", None)
+        fresh = QuantizedLinear(weight, bias, dtype)
+    model.set_submodule(name, fresh)
