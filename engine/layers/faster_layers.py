@@ -11,7 +11,7 @@ from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order
 from engine.layers.lora import LoraLayers
 from engine.layers.mlp import replace_activations, replace_mlps
 from engine.layers.norm import replace_norms
-from engine.layers.quantized_linear import NativeQuantizedEmbedding, NativeQuantizedLinear, has_quantized_kernel
+from engine.layers.quantized_linear import NativeQuantizedEmbedding, NativeQuantizedLinear, quantized_kernel
 from engine.layers.quantized_weights import QuantizedEmbedding, QuantizedLinear
 from engine.layers.rotary import replace_rotary
 
@@ -52,11 +52,13 @@ def replace_output_layer(model: PreTrainedModel, *, deterministic: bool = True) 
 
 def _replace_quantized_output(model: PreTrainedModel, head: QuantizedLinear) -> None:
     """Let the output layer give float32, and the embedding read the same integers if they are tied."""
-    if not has_quantized_kernel(head.quantized):
+    kind = quantized_kernel(head.quantized)
+    if kind is None:
         return
-    packed = NativeQuantizedLinear(head.quantized, head.bias, out_dtype=torch.float32)
+    packed = kind(head.quantized, head.bias, out_dtype=torch.float32)
     embedding = model.get_input_embeddings()
-    if isinstance(embedding, QuantizedEmbedding) and embedding.weight is head.weight:
+    tied = isinstance(embedding, QuantizedEmbedding) and embedding.weight is head.weight
+    if tied and isinstance(packed, NativeQuantizedLinear):
         fresh = NativeQuantizedEmbedding(packed, embedding.dtype, embedding.factor)
         model.set_submodule(_path(model, embedding), fresh)
     model.set_submodule(_path(model, head), packed)

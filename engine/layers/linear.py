@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.kernels.native import call, contiguous, empty, library, native_operator, structure
 from engine.kernels.operator_trace import as_one_operator
-from engine.layers.quantized_linear import NativeQuantizedLinear, has_quantized_kernel
+from engine.layers.quantized_linear import quantized_kernel
 from engine.layers.quantized_weights import QuantizedLinear, QuantizedWeight
 
 _FIXED_ORDER_DEVICE = "cuda"  # tests put the interpreter's here
@@ -327,7 +327,8 @@ def _joined(weights: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWe
 def _replacement(weight: Tensor | QuantizedWeight, bias: Tensor | None, deterministic: bool) -> nn.Module | None:
     """Return a layer for the device of the weights, [out_features, in_features]; None: torch's own is as good."""
     if isinstance(weight, QuantizedWeight):
-        return NativeQuantizedLinear(weight, bias) if has_quantized_kernel(weight) else None
+        kind = quantized_kernel(weight)
+        return None if kind is None else kind(weight, bias)
     if deterministic and has_fixed_order(weight):
         return FixedOrderLinear(weight, bias)
     if has_kernel(weight):
@@ -368,7 +369,7 @@ def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
     if hasattr(module, "_hf_hook"):
         return False
     if isinstance(module, QuantizedLinear):
-        return has_quantized_kernel(module.quantized)
+        return quantized_kernel(module.quantized) is not None
     if type(module) not in (nn.Linear, Conv1D):
         return False
     weight: Tensor = module.weight  # type: ignore[attr-defined]

@@ -11,21 +11,42 @@ from engine.layers.quantized_weights import QuantizedWeight
 
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # in the order of engine/kernels/cpp/vectors.h
 _WORD = 32  # bits
+_LEAST_BLOCK = 16  # inputs that a GPU multiplies at once; they are of one group
 
 
-def has_quantized_kernel(weight: QuantizedWeight) -> bool:
-    """Whether the functions here compute with such a weight on this machine."""
-    if weight.codes.device.type != "cpu" or weight.group % (_WORD // weight.bits):
-        return False
-    native = library()
-    return native is not None and native.linear_panel() > 0
+def quantized_kernel(weight: QuantizedWeight) -> "type[NativeQuantizedLinear | FixedOrderQuantizedLinear] | None":
+    """Return the class of layers that compute with such a weight on its device; None: there is none."""
+    if weight.codes.device.type == "cuda":
+        is_whole = weight.group % _LEAST_BLOCK == 0
+        return FixedOrderQuantizedLinear if is_whole else None
+    native = library() if weight.codes.device.type == "cpu" else None
+    fits = native is not None and native.linear_panel() > 0 and weight.group % (_WORD // weight.bits) == 0
+    return NativeQuantizedLinear if fits else None
+
+
+class FixedOrderQuantizedLinear(nn.Module):
+    """A linear layer on a GPU; the result is that of the unpacked weight up to rounding."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> None:
+        """bias: [out]. out_dtype: of the result; None: the input's."""
+        super().__init__()
+        self.codes, self.scales, self.offsets = weight.codes, weight.scales, weight.offsets
+        self.bias = None if bias is None else bias.detach()
+        self._bits, self._out_dtype = weight.bits, out_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in]; returns [..., out]."""
+        from engine.kernels.triton_quantized_linear import fixed_order_quantized_linear
+
+        weight = QuantizedWeight(codes=self.codes, scales=self.scales, offsets=self.offsets, bits=self._bits)
+        return fixed_order_quantized_linear(x, weight, self.bias, self._out_dtype)
 
 
 class NativeQuantizedLinear(nn.Module):
     """A linear layer on a CPU; the result is that of the unpacked weight up to rounding."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> None:
-        """weight: see `has_quantized_kernel`. bias: [out]. out_dtype: of the result; None: the input's."""
+        """bias: [out]. out_dtype: of the result; None: the input's."""
         super().__init__()
         native = library()
         assert native is not None

@@ -106,6 +106,8 @@ def main() -> None:
     from engine.kernels.attention import AttentionArgs, Reach
     from engine.kernels.triton_attention import attend
     from engine.kernels.triton_elementwise import fixed_order_rms_norm
+    from engine.kernels.triton_quantized_linear import fixed_order_quantized_linear
+    from tests.support.quantized import Layout, random_weight
 
     def launch_attention(cache: torch.dtype, heads: int = 32, **options: Any) -> None:
         batch, tables = text_batch(4, 6, 2048, "cpu")
@@ -125,6 +127,9 @@ def main() -> None:
         with mock.patch.object(linear, "_gpu", return_value=gpus[architecture]):
             launch = partial(linear.fixed_order_linear, weight[:tokens], weight)
             compile_launches(f"{tokens} tokens", launch, [architecture])
+    for bits, offsets in ((4, True), (8, False)):
+        quantized = random_weight(Layout(bits, 32, 4096, 4096, offsets, torch.float16))
+        compile_launches(f"{bits} bits", partial(fixed_order_quantized_linear, weight[:6], quantized))
     compile_launches("norm", lambda: fixed_order_rms_norm(weight, weight[0], 1e-6))
     heads = weight.view(1, 32, 4096, 128)
     compile_launches("rotation", lambda: elementwise.rotate(heads, heads[:, :8], heads[:, 0], heads[:, 1]))

@@ -1,0 +1,79 @@
+"""Layers with weights of 4 or 8 bits on a CPU."""
+
+import pytest
+import torch
+from torch import nn
+
+from engine.layers.faster_layers import use_faster_parts
+from engine.layers.linear import GroupedLinear
+from engine.layers.quantized_linear import NativeQuantizedEmbedding, NativeQuantizedLinear
+from engine.layers.quantized_weights import QuantizedEmbedding, QuantizedLinear, QuantizedWeight, rounded_to_nearest
+from tests.support.quantized import LAYOUTS, Layout, random_weight
+
+DTYPES = (torch.float32, torch.bfloat16)
+COUNTS = 1, 2, 3, 5, 8, 11, 12, 13, 25, 100, 193  # of tokens
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_product_is_that_of_the_unpacked_weight(layout: Layout, dtype: torch.dtype) -> None:
+    """It is summed in float32 and rounded once, and a token's bits do not depend on its batch."""
+    weight = random_weight(layout)
+    bias = torch.randn(layout.rows, generator=torch.Generator().manual_seed(2))
+    layer = NativeQuantizedLinear(weight, bias, out_dtype=torch.float32)
+    x = torch.randn(200, layout.size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = x.double() @ weight.dequantized().double().T + bias
+    result = layer(x)
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
+    for count in COUNTS:
+        assert torch.equal(layer(x[:count]), result[:count])
+    torch.testing.assert_close(NativeQuantizedLinear(weight, bias)(x), result.to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_an_embedding_reads_rows_of_an_output_layer(layout: Layout, dtype: torch.dtype) -> None:
+    weight = random_weight(layout)
+    ids = torch.tensor([[3, 0], [layout.rows - 1, 7]])
+    expected = weight.dequantized()[ids].to(dtype)
+    embedding = NativeQuantizedEmbedding(NativeQuantizedLinear(weight, None), dtype)
+    torch.testing.assert_close(embedding(ids), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-7)
+    torch.testing.assert_close(QuantizedEmbedding(weight, dtype)(ids), expected, rtol=0, atol=0)
+
+
+def test_wrong_inputs_are_refused() -> None:
+    layer = NativeQuantizedLinear(random_weight(LAYOUTS[0]), None)
+    with pytest.raises(ValueError, match=r"inputs are 8 features in torch\.float32, not 1568 in float32 or bfloat16"):
+        layer(torch.zeros(1, 8))
+    with pytest.raises(ValueError, match=r"inputs are 1568 features in torch\.float16"):
+        layer(torch.zeros(1, 1568, dtype=torch.float16))
+
+
+@pytest.mark.parametrize(("bits", "error"), [(4, 0.11), (8, 0.007)])
+def test_rounding_loses_little(bits: int, error: float) -> None:
+    """Without a search for scales, 4 bits lose 0.118 of these weights' norm."""
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    weight[0, :32] = 0
+    rounded = rounded_to_nearest(weight, bits).dequantized()
+    assert (rounded - weight).norm() < error * weight.norm()
+    assert not rounded[0, :32].any()
+
+
+class _Attention(nn.Module):
+    def __init__(self, weights: list[QuantizedWeight]) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (QuantizedLinear(weight, None, torch.float32) for weight in weights)
+
+
+def test_layers_that_see_the_same_input_are_joined_if_they_are_alike() -> None:
+    layout = LAYOUTS[2]
+    x = torch.randn(3, layout.size, generator=torch.Generator().manual_seed(1))
+    for last, joined in ((layout, True), (layout._replace(bits=8), False)):
+        weights = [random_weight(each) for each in (layout, layout._replace(rows=17), last)]
+        attention = _Attention(weights)
+        expected = [layer(x) for layer in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        use_faster_parts(attention, deterministic=True)
+        layers = attention.q_proj, attention.k_proj, attention.v_proj
+        assert {type(layer) for layer in layers} == {GroupedLinear if joined else NativeQuantizedLinear}
+        for layer, result in zip(layers, expected, strict=True):
+            torch.testing.assert_close(layer(x), result, rtol=1e-5, atol=1e-4)

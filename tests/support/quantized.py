@@ -1,0 +1,43 @@
+"""Random weights of 4 and 8 bits."""
+
+from typing import NamedTuple
+
+import torch
+
+from engine.layers.quantized_weights import QuantizedWeight, pack_codes
+
+
+class Layout(NamedTuple):
+    """How a weight is stored."""
+
+    bits: int
+    group: int
+    rows: int
+    size: int
+    offsets: bool
+    scale_dtype: torch.dtype
+
+
+LAYOUTS = (
+    Layout(4, 32, 100, 1568, True, torch.float16),
+    Layout(8, 32, 72, 544, False, torch.float16),
+    Layout(4, 128, 96, 256, True, torch.float32),
+    Layout(8, 64, 40, 64, True, torch.float32),
+    Layout(4, 16, 65, 1040, False, torch.float32),
+    Layout(8, 96, 33, 96, False, torch.float32),
+)
+
+
+def random_weight(layout: Layout, *, device: str = "cpu") -> QuantizedWeight:
+    """Return a weight whose scales and offsets differ from group to group."""
+    generator = torch.Generator().manual_seed(layout.rows)
+    shape = layout.rows, layout.size // layout.group
+    codes = torch.randint(0, 1 << layout.bits, (layout.rows, layout.size), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(*shape, generator=generator) * 0.3 / (1 << layout.bits)
+    offsets = torch.rand(*shape, generator=generator) - 0.5
+    return QuantizedWeight(
+        codes=pack_codes(codes, layout.bits).to(device),
+        scales=scales.to(device, layout.scale_dtype),
+        offsets=offsets.to(device, layout.scale_dtype) if layout.offsets else None,
+        bits=layout.bits,
+    )
