@@ -15,6 +15,7 @@ from engine.loading.gguf import converted_folder, is_gguf, local_file
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
+_ENDS = re.compile(r"embed_tokens|lm_head|wte|token_embd|^output\.")  # those that `int4` and `int8` take in 8 bits
 _OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|audio|embed_vision|embed_audio|multi_modal)")  # of multimodal models
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _GGUF_FIELDS = {  # what config.json calls them, and .gguf files
@@ -90,21 +91,30 @@ def _size(
     item = _ITEM_BYTES.get(model.dtype, stored_item)
     needed = float(stored) if quantized_before else total * item
     if model.quantization is not None and not quantized_before:
-        matrices = (math.prod(shape) for name, shape in shapes if len(shape) == 2 and not _KEPT.search(name))
-        linear = sum(matrices) if count else _estimated_linear_numbers(total, config)
+        matrices = {name: math.prod(shape) for name, shape in shapes if len(shape) == 2}
+        linear: float = sum(size for name, size in matrices.items() if not _KEPT.search(name))
+        ends: float = sum(size for name, size in matrices.items() if _ENDS.search(name))
+        if not count:
+            linear, ends = _estimated_numbers(total, config)
         needed -= linear * (item - _QUANTIZED_BYTES[model.quantization])
+        if model.quantization != "nf4":
+            needed -= ends * (item - _QUANTIZED_BYTES["int8"])
     kv_item = _ITEM_BYTES.get(model.kv_dtype) or (2 if quantized_before else min(math.ceil(item), 4))
     numbers = _kv_numbers(config)
     kv_bytes = None if numbers is None else numbers * kv_item
     return ModelSize(weights_bytes=int(needed), kv_bytes=kv_bytes, positions=_positions(config))
 
 
-def _estimated_linear_numbers(total: float, config: Mapping[str, Any]) -> float:
-    """Estimate how many of all weights quantisation takes: all but embeddings, or none of a model with experts."""
+def _estimated_numbers(total: float, config: Mapping[str, Any]) -> tuple[float, float]:
+    """Estimate how many of all weights are those of embeddings and the output layer, after those of other layers.
+
+    Of a model with experts it is not known: none.
+    """
     if any("experts" in key and value for key, value in config.items()):
-        return 0
+        return 0, 0
     embedding = (_first(config, "vocab_size") or 0) * (_first(config, "hidden_size", "n_embd") or 0)
-    return max(total - embedding * (1 if config.get("tie_word_embeddings") else 2), 0)
+    ends = embedding * (1 if config.get("tie_word_embeddings") else 2)
+    return max(total - ends, 0), ends
 
 
 def _kv_numbers(config: Mapping[str, Any]) -> int | None:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.layers.quantized_weights import QuantizedWeight
+from engine.kernels.quantized_weight import QuantizedWeight
 
 _FEATURES = 64  # of a tile
 _MOST_INPUTS = 128  # that are multiplied at once; they are of one group

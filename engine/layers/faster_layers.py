@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,13 @@ from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order
 from engine.layers.lora import LoraLayers
 from engine.layers.mlp import replace_activations, replace_mlps
 from engine.layers.norm import replace_norms
-from engine.layers.quantized_linear import NativeQuantizedEmbedding, NativeQuantizedLinear, quantized_kernel
-from engine.layers.quantized_weights import QuantizedEmbedding, QuantizedLinear
+from engine.layers.quantized_linear import (
+    NativeQuantizedEmbedding,
+    NativeQuantizedLinear,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    quantized_kernel,
+)
 from engine.layers.rotary import replace_rotary
 
 
@@ -56,7 +62,7 @@ def _replace_quantized_output(model: PreTrainedModel, head: QuantizedLinear) -> 
     if kind is None:
         return
     packed = kind(head.quantized, head.bias, out_dtype=torch.float32)
-    embedding = model.get_input_embeddings()
+    embedding: Any = model.get_input_embeddings()
     tied = isinstance(embedding, QuantizedEmbedding) and embedding.weight is head.weight
     if tied and isinstance(packed, NativeQuantizedLinear):
         fresh = NativeQuantizedEmbedding(packed, embedding.dtype, embedding.factor)
@@ -65,7 +71,8 @@ def _replace_quantized_output(model: PreTrainedModel, head: QuantizedLinear) -> 
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:
-    return next(path for path, other in model.named_modules() if other is module)
+    names: dict[nn.Module, str] = {other: path for path, other in model.named_modules()}
+    return names[module]
 
 
 def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True, lora: LoraLayers | None = None) -> None:

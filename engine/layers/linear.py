@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.kernels.native import call, contiguous, empty, library, native_operator, structure
 from engine.kernels.operator_trace import as_one_operator
-from engine.layers.quantized_linear import quantized_kernel
-from engine.layers.quantized_weights import QuantizedLinear, QuantizedWeight
+from engine.kernels.quantized_weight import QuantizedWeight
+from engine.layers.quantized_linear import QuantizedLinear, quantized_kernel
 
 _FIXED_ORDER_DEVICE = "cuda"  # tests put the interpreter's here
 _FIXED_ORDER_DTYPES = (torch.bfloat16, torch.float16)

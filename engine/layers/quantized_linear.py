@@ -1,17 +1,83 @@
-"""Linear layers and embeddings with weights of 4 or 8 bits, which are unpacked in registers only."""
+"""Linear layers and embeddings with weights of 4 or 8 bits.
+
+A loaded model holds them in plain modules. On CPUs and GPUs layers with a kernel replace these: they unpack weights in
+registers only.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
-from engine.layers.quantized_weights import QuantizedWeight
+from engine.kernels.quantized_weight import QuantizedWeight
 
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # in the order of engine/kernels/cpp/vectors.h
 _WORD = 32  # bits
 _LEAST_BLOCK = 16  # inputs that a GPU multiplies at once; they are of one group
+
+
+class QuantizedModule(nn.Module):
+    """Holds a `QuantizedWeight` by its parts: `weight`, which are its codes, `scales` and perhaps `offsets`."""
+
+    weight: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+
+    def _hold(self, weight: QuantizedWeight) -> None:
+        self.bits = weight.bits
+        for name, tensor in (("weight", weight.codes), ("scales", weight.scales), ("offsets", weight.offsets)):
+            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+
+    def keep_as_buffers(self) -> None:
+        """Make buffers of the parameters, once they are loaded: a model's dtype is that of its first parameter."""
+        for name in ("weight", "scales", "offsets"):
+            tensor = self._parameters.pop(name)
+            self.register_buffer(name, tensor)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The weight."""
+        return QuantizedWeight(codes=self.weight, scales=self.scales, offsets=self.offsets, bits=self.bits)
+
+
+class QuantizedLinear(QuantizedModule, nn.Linear):
+    """A linear layer that unpacks its weight for each product; `pack_linears` replaces it where it can."""
+
+    def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
+        """bias: [out]. dtype: of the inputs."""
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        self._hold(weight)
+        self.register_parameter("bias", bias)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in]; returns [..., out]."""
+        return linear(x, self.quantized.dequantized().to(x.dtype), self.bias)
+
+
+class QuantizedEmbedding(QuantizedModule):
+    """An embedding that unpacks the rows that it returns."""
+
+    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype, factor: float = 1.0) -> None:
+        """dtype: of the result. factor: that it is multiplied by, as Gemma does."""
+        super().__init__()
+        self._hold(weight)
+        self.dtype, self.factor = dtype, factor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [...]; returns [..., in]."""
+        rows = ids.flatten()
+        chosen = QuantizedWeight(
+            codes=self.weight[rows],
+            scales=self.scales[rows],
+            offsets=None if self.offsets is None else self.offsets[rows],
+            bits=self.bits,
+        )
+        result = chosen.dequantized().to(self.dtype).view(*ids.shape, -1)
+        return result if self.factor == 1.0 else result * torch.tensor(self.factor, dtype=self.dtype)
 
 
 def quantized_kernel(weight: QuantizedWeight) -> "type[NativeQuantizedLinear | FixedOrderQuantizedLinear] | None":
@@ -132,8 +198,9 @@ def _weight(codes: Tensor, scales: Tensor, offsets: Tensor | None, constants: Se
 
 def _in_panels(rows: Tensor, panel: int) -> Tensor:
     """Return [panels, N, panel]. rows: [out, N]."""
-    padded = pad(rows.detach(), (0, 0, 0, -len(rows) % panel))
-    return padded.unflatten(0, (-1, panel)).transpose(1, 2).contiguous()
+    padded: Tensor = pad(rows.detach(), (0, 0, 0, -len(rows) % panel))
+    panels: Tensor = padded.unflatten(0, (-1, panel))
+    return panels.transpose(1, 2).contiguous()
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:

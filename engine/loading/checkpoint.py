@@ -25,6 +25,7 @@ from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabula
 from engine.loading.gguf import auto_dtype, is_gguf, settings_folder, weights_folder
 from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import Quantization, quantization_config, weight_bytes
+from engine.loading.quantizer import IntegerConfig, round_layers
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
 from engine.loading.text_model import RENAMED, causal_class, text_config
@@ -110,9 +111,12 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
             raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
     with errors_of(spec):
         token_ids = load_draft_vocabulary(spec.path, config, spec.revision) if is_trimmed(config) else None
-    model = _load_weights(spec, options)
+    later = spec.adapter is not None and isinstance(options.get("quantization_config"), IntegerConfig)
+    model = _load_weights(spec, {} if later else options)
     if spec.adapter is not None:
         model = _merge_adapter(spec, model)
+    if later:
+        round_layers(model, options["quantization_config"].bits)
     if token_ids is not None:
         DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
     return model

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.layers.quantized_weights import QuantizedWeight, pack_codes
+from engine.kernels.quantized_weight import QuantizedWeight, pack_codes
 
-_Bytes = NDArray[np.uint8]
+_Bytes = NDArray[Any]  # uint8
 _Floats = NDArray[Any]  # float16 or float32
 _Parts = tuple[_Bytes, _Floats, _Floats | None]  # codes [blocks, weights], scales and offsets [blocks, groups]
 

@@ -1,25 +1,20 @@
 """Lets transformers load weights of 4 or 8 bits: from folders that have them, or rounded while they are read."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps
-from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.layers.quantized_weights import (
-    QuantizedEmbedding,
-    QuantizedLinear,
-    QuantizedModule,
-    QuantizedWeight,
-    rounded_to_nearest,
-)
+from engine.kernels.quantized_weight import QuantizedWeight, rounded_to_nearest
+from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, QuantizedModule
 
 METHOD = "consort"  # in a checkpoint's configuration
 GROUP = 32  # inputs that share a scale where weights are rounded here
@@ -28,12 +23,13 @@ _DTYPES = {"U8": torch.uint8, "F16": torch.float16, "F32": torch.float32}  # in 
 
 
 @register_quantization_config(METHOD)
-class IntegerConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class IntegerConfig(QuantizationConfigMixin):
     """What `config.json` says of such weights."""
 
     def __init__(self, bits: int | None = None, **_: object) -> None:
         """bits: 4 or 8, to round weights to; None: they are stored so."""
-        self.quant_method, self.bits = METHOD, bits
+        self.quant_method = cast(Any, METHOD)  # transformers names its own in an enumeration
+        self.bits = bits
 
 
 def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.Linear | nn.Embedding, int]]:
@@ -51,16 +47,30 @@ def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.
             yield name, module, bits
 
 
+@torch.no_grad()
+def round_layers(model: PreTrainedModel, bits: int) -> None:
+    """Round the layers of a model that is loaded already."""
+    dtype = model.dtype
+    ends: dict[int, QuantizedWeight] = {}
+    for name, layer, own_bits in list(rounded_layers(model, bits)):
+        weight = ends.get(id(layer.weight)) or rounded_to_nearest(layer.weight, own_bits, GROUP)
+        if own_bits == 8:
+            ends[id(layer.weight)] = weight  # tied ones share it
+        _replace(model, name, weight, dtype)
+
+
 @register_quantizer(METHOD)
-class IntegerQuantizer(HfQuantizer):  # type: ignore[misc]
+class IntegerQuantizer(HfQuantizer):
     """Replaces layers by those that hold integers, before weights are read."""
 
     _dtype = torch.float32  # of all else
 
-    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype | None:
+    quantization_config: IntegerConfig
+
+    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
         """Take note of the model's dtype."""
         self._dtype = dtype or torch.get_default_dtype()
-        return dtype
+        return self._dtype
 
     def _process_model_before_weight_loading(
         self,
@@ -71,7 +81,7 @@ class IntegerQuantizer(HfQuantizer):  # type: ignore[misc]
         if self.pre_quantized:
             weights = dict(_stored(model, checkpoint_files))
         else:
-            layers = rounded_layers(model, self.quantization_config.bits)
+            layers = rounded_layers(model, self.quantization_config.bits or 8)
             weights = {name: _empty(layer.weight.shape, bits) for name, layer, bits in layers}
         parts: dict[str, str] = {}
         for name, source in model.all_tied_weights_keys.items():  # the file has one of the two
@@ -110,8 +120,8 @@ class IntegerQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-class _Rounding(ConversionOps):  # type: ignore[misc]
-    def convert(self, input_dict: Mapping[str, Any], *, model: nn.Module, **_: object) -> dict[str, Tensor]:
+class _Rounding(ConversionOps):
+    def convert(self, input_dict: dict[str, Any], *_: object, model: Any = None, **__: object) -> dict[str, Any]:
         parts: dict[str, Tensor] = {}
         for name, value in input_dict.items():
             module, _name = get_module_from_name(model, name)
@@ -144,7 +154,8 @@ def _stored(model: nn.Module, files: Sequence[str]) -> Iterator[tuple[str, Quant
                 dtype = _DTYPES.get(part.get_dtype(), torch.bfloat16)
                 tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
     for name in (name.removesuffix(_SCALES) for name in tensors if name.endswith(_SCALES)):
-        codes, size = tensors[f"{name}.weight"], model.get_submodule(name).weight.shape[1]
+        layer: Any = model.get_submodule(name)
+        codes, size = tensors[f"{name}.weight"], layer.weight.shape[1]
         scales, offsets = tensors[f"{name}.scales"], tensors.get(f"{name}.offsets")
         yield name, QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=8 * codes.shape[1] // size)
 

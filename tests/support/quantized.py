@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.layers.quantized_weights import QuantizedWeight, pack_codes
+from engine.kernels.quantized_weight import QuantizedWeight, pack_codes
 
 
 class Layout(NamedTuple):

@@ -118,7 +118,7 @@ def test_headers_that_say_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("kind", ["nf4", "int4", "int8"])
 def test_a_quantised_model_keeps_its_experts(family: str, kind: Quantization, tmp_path: Path) -> None:
     model = tiny_model(family, hidden_size=128, intermediate_size=256, head_dim=32)
     model.save_pretrained(tmp_path)
@@ -137,9 +137,9 @@ def test_a_model_of_known_bytes_only_is_planned_as_it_will_be_loaded(tmp_path: P
         return size.weights_bytes
 
     assert [weights(dtype=dtype) for dtype in ("auto", "float32")] == [2_000_000, 4_000_000]
-    assert [weights(quantization=kind) for kind in ("nf4", "int8")] == [824_000, 1_200_000]
+    assert [weights(quantization=kind) for kind in ("nf4", "int8", "int4")] == [824_000, 1_062_500, 662_500]
     header["tie_word_embeddings"] = True
-    assert weights(quantization="int8") == 1_100_000
+    assert weights(quantization="int8") == 1_062_500
     header["num_local_experts"] = 8
     assert weights(quantization="nf4") == 2_000_000
     header["quantization_config"] = {}
@@ -161,7 +161,7 @@ def test_a_gguf_file_is_planned_as_it_will_be_loaded(tmp_path: Path, monkeypatch
     full, small = (size_of(ModelConfig(path="x", quantization=kind), str(file)) for kind in (None, "int8"))
     assert full is not None
     assert small is not None
-    assert full.weights_bytes - small.weights_bytes == 64 * 64
+    assert full.weights_bytes - small.weights_bytes == (64 * 64 + 2 * 99 * 64) * (2 - 1.0625)
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_models_get_what_is_left_of_a_gpu_that_was_configured_in_part(other: Dem
 def test_a_model_that_does_not_fit_names_what_would() -> None:
     with pytest.raises(ConfigError, match=r"need 16\.00 GiB, and the GPU has room for 9\.00 GiB.*tensor_parallel: 2"):
         plan_for(machine(2, gib=10), TARGET)
-    with pytest.raises(ConfigError, match="take a smaller model, quantization: nf4, or num_gpus: 0"):
+    with pytest.raises(ConfigError, match="take a smaller model, quantization: int4, or num_gpus: 0"):
         plan_for(machine(1, gib=10), TARGET)
     with pytest.raises(ConfigError, match=r"on the CPU need 16\.00 GiB, and there is room for 7\.20 GiB"):
         plan_for(machine(0, memory_gib=8), TARGET)

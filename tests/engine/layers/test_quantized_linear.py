@@ -4,10 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from engine.kernels.quantized_weight import QuantizedWeight, rounded_to_nearest
 from engine.layers.faster_layers import use_faster_parts
 from engine.layers.linear import GroupedLinear
-from engine.layers.quantized_linear import NativeQuantizedEmbedding, NativeQuantizedLinear
-from engine.layers.quantized_weights import QuantizedEmbedding, QuantizedLinear, QuantizedWeight, rounded_to_nearest
+from engine.layers.quantized_linear import (
+    NativeQuantizedEmbedding,
+    NativeQuantizedLinear,
+    QuantizedEmbedding,
+    QuantizedLinear,
+)
 from tests.support.quantized import LAYOUTS, Layout, random_weight
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -73,7 +78,7 @@ def test_layers_that_see_the_same_input_are_joined_if_they_are_alike() -> None:
         attention = _Attention(weights)
         expected = [layer(x) for layer in (attention.q_proj, attention.k_proj, attention.v_proj)]
         use_faster_parts(attention, deterministic=True)
-        layers = attention.q_proj, attention.k_proj, attention.v_proj
+        layers: list[nn.Module] = [attention.q_proj, attention.k_proj, attention.v_proj]
         assert {type(layer) for layer in layers} == {GroupedLinear if joined else NativeQuantizedLinear}
         for layer, result in zip(layers, expected, strict=True):
             torch.testing.assert_close(layer(x), result, rtol=1e-5, atol=1e-4)

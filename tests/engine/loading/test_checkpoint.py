@@ -112,7 +112,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
 
 @peft_asks_for_a_deprecated_name
 @pytest.mark.filterwarnings("ignore:Merge lora module to:UserWarning")  # a warning about rounding, as in docs/models.md
-@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@pytest.mark.parametrize("quantization", ["nf4", "int4", "int8"])
 def test_an_adapter_is_merged_into_few_bits(quantization: Quantization, tmp_path: Path) -> None:
     """With the adapter, the quantised model is nearer to the unquantised one with it than without."""
     folder, adapter = tmp_path / "model", tmp_path / "adapter"

@@ -1,12 +1,11 @@
-"""Weights that are integers of 4 or 8 bits in groups, and modules of a loaded model that hold them."""
+"""Weights that are integers of 4 or 8 bits in groups with a scale."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 
 _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales that are tried, as parts of the one that fits the largest weight
 
@@ -47,8 +46,8 @@ class QuantizedWeight:
 
     def dequantized(self) -> Tensor:
         """Return the matrix in float32."""
-        grouped = (self.unpacked_codes.to(torch.float32) - self.zero).unflatten(1, (-1, self.group))
-        weights = grouped * self.scales.float()[..., None]
+        grouped: Tensor = (self.unpacked_codes.to(torch.float32) - self.zero).unflatten(1, (-1, self.group))
+        weights: Tensor = grouped * self.scales.float()[..., None]
         if self.offsets is not None:
             weights += self.offsets.float()[..., None]
         return weights.flatten(1)
@@ -96,64 +95,3 @@ def rounded_to_nearest(weight: Tensor, bits: int, group: int = 32) -> QuantizedW
         best, scales, codes = (torch.where(better, *pair) for pair in ((error, best), (scale, scales), (these, codes)))
     unsigned = (codes - lowest).to(torch.uint8).flatten(1)
     return QuantizedWeight(codes=pack_codes(unsigned, bits), scales=scales[..., 0].half(), offsets=None, bits=bits)
-
-
-class QuantizedModule(nn.Module):
-    """Holds a `QuantizedWeight` by its parts: `weight`, which are its codes, `scales` and perhaps `offsets`."""
-
-    weight: Tensor
-    scales: Tensor
-    offsets: Tensor | None
-
-    def _hold(self, weight: QuantizedWeight) -> None:
-        self.bits = weight.bits
-        for name, tensor in (("weight", weight.codes), ("scales", weight.scales), ("offsets", weight.offsets)):
-            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
-
-    def keep_as_buffers(self) -> None:
-        """Make buffers of the parameters, once they are loaded: a model's dtype is that of its first parameter."""
-        for name in ("weight", "scales", "offsets"):
-            tensor = self._parameters.pop(name)
-            self.register_buffer(name, tensor)
-
-    @property
-    def quantized(self) -> QuantizedWeight:
-        """The weight."""
-        return QuantizedWeight(codes=self.weight, scales=self.scales, offsets=self.offsets, bits=self.bits)
-
-
-class QuantizedLinear(QuantizedModule, nn.Linear):
-    """A linear layer that unpacks its weight for each product; `pack_linears` replaces it where it can."""
-
-    def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
-        """bias: [out]. dtype: of the inputs."""
-        nn.Module.__init__(self)
-        self.out_features, self.in_features = weight.shape
-        self._hold(weight)
-        self.bias, self.dtype = bias, dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in]; returns [..., out]."""
-        return linear(x, self.quantized.dequantized().to(x.dtype), self.bias)
-
-
-class QuantizedEmbedding(QuantizedModule):
-    """An embedding that unpacks the rows that it returns."""
-
-    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype, factor: float = 1.0) -> None:
-        """dtype: of the result. factor: that it is multiplied by, as Gemma does."""
-        super().__init__()
-        self._hold(weight)
-        self.dtype, self.factor = dtype, factor
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids: [...]; returns [..., in]."""
-        rows = ids.flatten()
-        chosen = QuantizedWeight(
-            codes=self.weight[rows],
-            scales=self.scales[rows],
-            offsets=None if self.offsets is None else self.offsets[rows],
-            bits=self.bits,
-        )
-        result = chosen.dequantized().to(self.dtype).view(*ids.shape, -1)
-        return result if self.factor == 1.0 else result * torch.tensor(self.factor, dtype=self.dtype)
