@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.draft_vocabulary import FILE, save_draft_vocabulary
-from engine.loading.gguf import settings_folder
+from engine.loading.gguf.files import settings_folder
 from engine.loading.settings import is_trimmed, load_tokenizer, vocabulary_size
 from training.distillation.lessons import Batch, StudentVocabulary, most_used
 from training.distillation.run import Made, RunOptions, StudentRun, time_drafter

@@ -31,7 +31,7 @@ from transformers import (
 
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
-from engine.loading.gguf import settings_folder
+from engine.loading.gguf.files import settings_folder
 from engine.loading.settings import is_trimmed, load_tokenizer
 from training.files import whole_folder
 

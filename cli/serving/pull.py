@@ -13,7 +13,7 @@ from deployments.configuration.paths import locate
 from deployments.planning.hub import fetch, fetch_all, is_hub_id
 from deployments.planning.model_server import resolve
 from deployments.planning.plan import GIB
-from engine.loading.gguf import is_gguf, settings_folder, weights_folder
+from engine.loading.gguf.files import is_gguf, settings_folder, weights_folder
 
 _console = Console(highlight=False)
 

@@ -159,7 +159,7 @@ class ModelConfig(StrictModel):
     @property
     def is_converted(self) -> bool:
         """Whether the model can be loaded on this machine as it is: no GGUF file, or one that was converted before."""
-        from engine.loading.gguf import is_converted
+        from engine.loading.gguf.files import is_converted
 
         return is_converted(locate(self.path), self.dtype)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decoding.errors import ConfigError
-from engine.loading.gguf import hub_file, is_gguf
+from engine.loading.gguf.files import hub_file, is_gguf
 
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout; in an installed wheel, of the package `consort`
 IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()

@@ -6,7 +6,7 @@ from typing import Literal
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
 from deployments.fields.strict import nearest
-from engine.loading.gguf import is_gguf
+from engine.loading.gguf.files import is_gguf
 
 Role = Literal["target", "drafter", "both"]  # as in `actors.replica.roles`, which imports torch
 Models = Mapping[str, ModelConfig]  # by name

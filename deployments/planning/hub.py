@@ -11,7 +11,7 @@ from typing import Literal
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.paths import PACKAGE, locate
-from engine.loading.gguf import hub_file
+from engine.loading.gguf.files import hub_file
 
 Files = Literal["settings", "weights", "all"]
 

@@ -11,7 +11,7 @@ from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_
 from deployments.configuration.paths import PACKAGE, anchored, locate, read_header
 from deployments.configuration.values import RESERVED
 from deployments.planning.hub import is_hub_id
-from engine.loading.gguf import is_gguf
+from engine.loading.gguf.files import is_gguf
 
 BUNDLED = "smollm2"  # the name of the default configuration's target
 _BUNDLED_ID = "huggingfacetb/smollm2-135m-instruct"

@@ -10,7 +10,7 @@ from typing import Any
 from decoding.errors import ConfigError
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import positions_of, read_header, tensors_in
-from engine.loading.gguf import converted_folder, is_gguf, local_file
+from engine.loading.gguf.files import converted_folder, is_gguf, local_file
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
@@ -69,6 +69,8 @@ def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize:
         name = reader.fields["general.architecture"].contents()
         fields = {key.removeprefix(f"{name}."): field for key, field in reader.fields.items()}
         config = {key: fields[field].contents() for key, field in _GGUF_FIELDS.items() if field in fields}
+        if isinstance(heads := config.get("num_key_value_heads"), list):  # 0 in layers that carry a state
+            config |= {"num_hidden_layers": len([*filter(None, heads)]), "num_key_value_heads": max(heads)}
     except Exception as error:  # what the reader of a broken file raises is not documented
         raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
     shapes = [(tensor.name, tensor.shape.tolist()) for tensor in reader.tensors]

@@ -22,7 +22,7 @@ from transformers import (
 from decoding.errors import ConfigError
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
-from engine.loading.gguf import auto_dtype, is_gguf, settings_folder, weights_folder
+from engine.loading.gguf.files import auto_dtype, is_gguf, settings_folder, weights_folder
 from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import Quantization, quantization_config, weight_bytes
 from engine.loading.quantizer import IntegerConfig, round_layers

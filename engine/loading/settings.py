@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from decoding.errors import ConfigError
-from engine.loading.gguf import is_gguf, settings_folder
+from engine.loading.gguf.files import is_gguf, settings_folder
 
 TARGET_VOCABULARY_KEY = "target_vocab_size"  # in config.json: V of the target
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number

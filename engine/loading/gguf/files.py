@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
-_FORMAT = 4  # of the conversions; raised when they change
-_LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers of the models of 27 B
+_FORMAT = 5  # of the conversions; raised when they change
 _SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
     "default",  # or missing: taken for GPT-2's, as transformers does
     "gpt-2",
@@ -204,35 +203,24 @@ def _settings_of(file: Path) -> str:
     return f"settings-{digest.hexdigest()[:_DIGITS]}" if _beside(file) else "settings"
 
 
-def _config(file: Path, reader: "GGUFReader") -> "PretrainedConfig":
-    """Return a file's configuration, with what transformers does not read of it."""
-    from transformers import AutoConfig
-
-    from engine.loading.gguf_rope import set_positions
-
-    config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    set_positions(config, reader)
-    if config.model_type in _LARGEST_GEMMA:  # llama.cpp, too, knows the models by their layers
-        largest = config.num_hidden_layers == _LARGEST_GEMMA[config.model_type]
-        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if largest else config.head_dim
-    return config
-
-
 def _save_settings(file: Path, folder: Path) -> None:
-    from gguf import GGUFReader
     from transformers import GenerationConfig
 
-    reader = GGUFReader(file)
-    config = _config(file, reader)
+    from engine.loading.gguf.header import Header
+    from engine.loading.gguf.weights import make_config, place_weights
+
+    header = Header(file)
+    config = make_config(header)
+    place_weights(header, config)
     config.save_pretrained(folder)
     generation = GenerationConfig.from_model_config(config)
-    generation.eos_token_id = _end_tokens(reader) or generation.eos_token_id
+    generation.eos_token_id = _end_tokens(header.reader) or None
     generation.save_pretrained(folder)
     beside = _beside(file)
     for other in beside:
         shutil.copy(other, folder)
     if not beside:
-        _tokenizer(file, reader).save_pretrained(folder)
+        _tokenizer(file, header.reader).save_pretrained(folder)
 
 
 def _end_tokens(reader: "GGUFReader") -> list[int]:
@@ -277,33 +265,16 @@ def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:
 
 def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:
     import torch
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, GgufConfig
 
-    config = _config(file, GGUFReader(file))
-    if dtype == "auto":
-        dtype = auto_dtype(str(file), config)
-    torch_dtype = getattr(torch, dtype)
-    result: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        gguf_file=file.name,
-        config=config,
-        dtype=torch_dtype,
-        quantization_config=GgufConfig(dequantize=True),
-        output_loading_info=True,
-    )
-    loaded, info = result
-    if info["missing_keys"]:
-        raise ConfigError(f"it lacks {len(info['missing_keys'])} weights, for example {min(info['missing_keys'])}")
-    config = loaded.config
-    for leftover in ("quantization_config", "_pre_quantization_dtype"):
-        if hasattr(config, leftover):
-            delattr(config, leftover)
+    from engine.loading.gguf.header import Header
+    from engine.loading.gguf.weights import make_config, place_weights, read_weights
+
+    header = Header(file)
+    config = make_config(header)
+    model, placements = place_weights(header, config)
+    torch_dtype = getattr(torch, auto_dtype(str(file), config) if dtype == "auto" else dtype)
     config.dtype = torch_dtype
-    plain = AutoModelForCausalLM.from_config(
-        config, dtype=torch_dtype
-    )  # `loaded` counts as quantised and can't be saved
-    plain.load_state_dict(loaded.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.generation_config = loaded.generation_config
-    plain.save_pretrained(folder)
+    weights = dict(read_weights(header, placements, config, torch_dtype))
+    model.load_state_dict(weights, strict=False, assign=True)  # all that aren't tied
+    model.tie_weights()
+    model.save_pretrained(folder)

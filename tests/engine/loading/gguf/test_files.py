@@ -28,9 +28,9 @@ from transformers import (
 
 from decoding.errors import ConfigError
 from engine.layers import linear as native_linear
-from engine.loading import gguf as gguf_loading
 from engine.loading.checkpoint import ModelSpec, check_model, load_model
-from engine.loading.gguf import converted_folder, hub_file, is_converted, settings_folder, weights_folder
+from engine.loading.gguf import files as gguf_loading
+from engine.loading.gguf.files import converted_folder, hub_file, is_converted, settings_folder, weights_folder
 from engine.loading.settings import (
     context_length,
     is_trimmed,
@@ -40,9 +40,9 @@ from engine.loading.settings import (
     read_header,
     vocabulary_size,
 )
-from tests.engine.loading.test_gguf_rope import llama3_factors
+from tests.engine.loading.gguf.test_rope import llama3_factors
 
-BUNDLED = Path(__file__).parents[3] / "models" / "drafter"
+BUNDLED = Path(__file__).parents[4] / "models" / "drafter"
 HEADS, HIDDEN, VOCABULARY = 2, 32, 2048
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"} | {
     f"model.layers.0.{layer}": f"blk.0.{short}"
