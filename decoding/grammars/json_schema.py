@@ -19,6 +19,7 @@ _LAST_32_BITS = f"(?:{_H16}:{_H16}|{_IPV4})"
 _LITERALS = {"const", "default", "enum", "examples"}
 _NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 _NOT_ENFORCED = {"uniqueItems"}  # no grammar can express it
+_MOST_OPTIONAL = 490  # properties of an object; the parser follows at most 2,000 items at once, four for each
 # JSON may be indented, but endless whitespace must not match. JSON Schema can't express that.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _ONE_SPELLING = 'nrbtf"\\'  # all escapes but \u: every text is written in one way
@@ -152,10 +153,14 @@ def _check(schema: Mapping[str, Any]) -> None:
     """Check literals, and `minProperties`: undeclared keys may repeat, so an object could have fewer than it seems.
 
     Raises:
-        ValueError: it needs more than one undeclared key, or a number that float64 lacks.
+        ValueError: it needs more than one undeclared key, or a number that float64 lacks, or has more optional
+            properties than the engine can follow, which it would find out only in the answer.
     """
     for keyword in ("const", "enum"):
         check_literal(schema.get(keyword))
+    optional = {*_names(schema.get("properties"))}.difference(_names(schema.get("required")))
+    if len(optional) > _MOST_OPTIONAL:
+        raise ValueError(f"{len(optional)} optional properties of an object are more than the {_MOST_OPTIONAL} allowed")
     least = schema.get("minProperties")
     if isinstance(least, int | float) and not isinstance(least, bool) and least - len({*_declared(schema)}) > 1:
         raise ValueError(f"minProperties {least} asks for keys that differ, which is supported for declared ones only")

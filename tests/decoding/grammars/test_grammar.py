@@ -20,6 +20,11 @@ from tests.support.structures import NO_DRAFT, follow, matches, tokenizer
 WORD = Structure(kind="regex", definition="[a-z]+")
 
 
+def properties(count: int, *, required: int) -> str:
+    named = {f"p{number:04}": {"type": "null"} for number in range(count)}
+    return json.dumps({"type": "object", "properties": named, "required": [*named][:required]})
+
+
 def nested(depth: int) -> str:
     return '{"items":' * depth + "{}" + "}" * depth
 
@@ -93,7 +98,7 @@ def test_what_cannot_be_compiled_is_refused(kind: StructureKind, definition: str
     [
         ("json", "{}"),
         ("json", json.dumps({"enum": [f"value {number}" for number in range(4_000)]})),
-        ("json", json.dumps({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1_500)}})),
+        ("json", properties(1_500, required=1_500)),
         ("json", chain(lambda after: {"$ref": after})),
         ("json", chain(lambda after: {"anyOf": [{"$ref": after}, {"type": "null"}]})),
         ("json", chain(lambda after: {"properties": {"a": {"items": {"items": {"$ref": after}}}}})),
@@ -119,6 +124,17 @@ def test_every_text_of_a_long_list_can_be_chosen(texts: list[str]) -> None:
     grammar = Grammar(Structure(kind="choice", definition=json.dumps(texts, ensure_ascii=False)), tokenizer())
     assert [text for text in [*texts[::500], texts[-1]] if not matches(grammar, text)] == []
     assert not matches(grammar, f"{texts[0]}!")
+
+
+def test_every_optional_property_of_many_can_be_left_out_or_written() -> None:
+    """The engine has a bound of its own, which it would only find in the answer."""
+    grammar = Grammar(Structure(kind="json", definition=properties(500, required=10)), tokenizer())
+    first, last = ({f"p{number:04}": None for number in range(count)} for count in (10, 500))
+    assert matches(grammar, json.dumps(first))
+    assert matches(grammar, json.dumps(first | {"p0499": None}))
+    assert matches(grammar, json.dumps(last))
+    with pytest.raises(InvalidRequestError, match="491 optional properties of an object are more than the 490 allowed"):
+        Grammar(Structure(kind="json", definition=properties(501, required=10)), tokenizer())
 
 
 class _Panic(BaseException):
