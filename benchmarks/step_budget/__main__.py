@@ -18,9 +18,11 @@ import torch
 from benchmarks.report import write
 from benchmarks.step_budget.metered_runner import (
     CATEGORIES,
+    HYBRID,
     KEYS_AND_VALUES,
     LOGITS,
     SHAPES,
+    STATES,
     WEIGHTS,
     MeteredRunner,
     skipped_kernels,
@@ -67,7 +69,7 @@ class Finding:
 
     name: str
     traffic: Traffic
-    floor: Mapping[str, int]  # bytes by category: weights, keys and values, and logits once each
+    floor: Mapping[str, int]  # bytes by category: weights, keys and values, states, and logits once each
     host_ms: float
     exposed_ms: float | None = None  # of `host_ms`: while the device has nothing to do
     host_ms_of_many: float | None = None  # with `times` as many rows
@@ -149,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.step_budget", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--shape", choices=[*SHAPES, HYBRID], default="8b")
     parser.add_argument("--drafter", choices=SHAPES, help="measure a drafter's chain, too")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--many", type=int, default=256, help="rows up to which the host's time should be linear")
@@ -220,10 +222,11 @@ def _find_step(metered: MeteredRunner, name: str, options: argparse.Namespace) -
 
 
 def _floor(metered: MeteredRunner, load: Load) -> dict[str, int]:
-    """Return the bytes of a step that reads weights and keys once, and touches float32 logits once."""
+    """Return the bytes of a step that reads weights, keys and states once, and touches float32 logits once."""
     return {
         WEIGHTS: metered.weight_bytes(),
         KEYS_AND_VALUES: metered.columns * metered.column_bytes(),
+        STATES: load.rows * metered.state_bytes(),
         LOGITS: load.rows * load.width * metered.vocab_size * 4,
     }
 

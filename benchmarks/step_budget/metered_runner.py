@@ -1,4 +1,4 @@
-"""A runner of a well-known Llama on the `meta` device, where weights take no memory; its graphs are counted."""
+"""A runner of a Llama or a hybrid on the `meta` device, where weights take no memory; its graphs are counted."""
 
 import gc
 import sys
@@ -12,11 +12,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3_5TextConfig
 
 from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, Traffic, storage
 from decoding.sampling import sampler
+from engine.kernels import native_state
 from engine.kernels.attention import RaggedBatch
+from engine.kernels.state import Convolution, Recurrence
 from engine.layers.faster_layers import use_faster_layers
 from engine.model import attention as interface
 from engine.model.cuda import Replay
@@ -30,9 +32,10 @@ _SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {
     "135m": (576, 30, 9, 3, 1536, True),  # SmolLM2
     "tiny": (64, 2, 4, 2, 128, False),
 }
-WEIGHTS, KEYS_AND_VALUES, LOGITS = "weights", "keys and values", "logits"
-CATEGORIES = (WEIGHTS, KEYS_AND_VALUES, LOGITS, ACTIVATIONS)
+WEIGHTS, KEYS_AND_VALUES, STATES, LOGITS = "weights", "keys and values", "states", "logits"
+CATEGORIES = (WEIGHTS, KEYS_AND_VALUES, STATES, LOGITS, ACTIVATIONS)
 SHAPES = tuple(_SIZES)
+HYBRID = "hybrid"  # Qwen3.5 of 9 B parameters; Qwen3-Next has the same layers that carry a state
 
 
 def llama_config(shape: str, vocab_size: int, layers: int | None = None) -> LlamaConfig:
@@ -50,13 +53,35 @@ def llama_config(shape: str, vocab_size: int, layers: int | None = None) -> Llam
     )
 
 
+def hybrid_config(vocab_size: int, layers: int | None = None) -> Qwen3_5TextConfig:
+    """Return the configuration of a model of which three of four layers carry a state. layers: their number."""
+    return Qwen3_5TextConfig(
+        vocab_size=vocab_size,
+        hidden_size=4096,
+        num_hidden_layers=layers or 32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=256,
+        intermediate_size=12288,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        tie_word_embeddings=False,
+        max_position_embeddings=131072,
+    )
+
+
 def meta_model(shape: str, vocab_size: int, layers: int | None = None) -> PreTrainedModel:
     """Return a model in bfloat16 on the `meta` device, with the modules that a server gives it.
 
     layers: their number, if it is not the shape's.
     """
+    config: PretrainedConfig = (
+        llama_config(shape, vocab_size, layers) if shape != HYBRID else hybrid_config(vocab_size, layers)
+    )
     with torch.device("meta"):
-        model: PreTrainedModel = LlamaForCausalLM(llama_config(shape, vocab_size, layers))
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     use_faster_layers(model)
@@ -105,7 +130,7 @@ class MeteredRunner:
         layers: int | None = None,
     ) -> None:
         """
-        shape: in `SHAPES`.
+        shape: in `SHAPES`, or `HYBRID`.
         columns: how many the rows of a step have together, which attention reads.
         layers: as in `meta_model`.
         """
@@ -115,7 +140,9 @@ class MeteredRunner:
         self._weights = {key: size for key, size in _live_tensors().items() if key not in before}
         self.runner = Runner(model, slots=slots, max_length=max_length, max_query=max_query)
         self.runner.logits([RowInput(slot=0, start=0, tokens=[0])])  # allocates the pages
-        self._stores = {storage(store) for stores in self.runner.cache.layers.values() for store in stores}
+        cache = self.runner.cache
+        self._stores = {storage(store) for stores in cache.layers.values() for store in stores}
+        self._states = {storage(part) for parts in cache.state_memory.values() for part in parts}
         self.capture = FakeCapture(self.metered)
         self.runner.use_graphs(self.capture)
         self.runner.warm_up()
@@ -143,6 +170,8 @@ class MeteredRunner:
         meter = Meter(self._category)
         with ExitStack() as stack:
             stack.enter_context(meter.one_kernel(interface, "_attend", self._attention_bytes))
+            stack.enter_context(meter.one_kernel(native_state, "_convolve", _convolution_bytes))
+            stack.enter_context(meter.one_kernel(native_state, "_recur", _recurrence_bytes))
             stack.enter_context(meter.one_kernel(sys.modules[__name__], "shape_of_choice", _choice_bytes))
             stack.enter_context(meter)
             yield meter
@@ -160,6 +189,8 @@ class MeteredRunner:
             return WEIGHTS
         if storage(tensor) in self._stores:
             return KEYS_AND_VALUES
+        if storage(tensor) in self._states:
+            return STATES
         return LOGITS if tensor.dim() > 1 and tensor.shape[-1] == self.vocab_size else ACTIVATIONS
 
     def _attention_bytes(
@@ -195,9 +226,41 @@ class MeteredRunner:
         stores = [store for stores in self.runner.cache.layers.values() for store in stores]
         return sum(store[0].nbytes for store in stores) // self.runner.cache.page_size
 
+    def state_bytes(self) -> int:
+        """Return the bytes of one row's states, without the inputs that are kept of its last columns."""
+        states = (parts[0] for parts in self.runner.cache.state_memory.values() if len(parts) == 2)
+        return sum(state[0].nbytes for state in states)
+
 
 def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
     return query.new_empty(*query.shape[:2], value.shape[-1])
+
+
+def _shape_of_convolution(x: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _shape_of_recurrence(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(value)
+
+
+def _convolution_bytes(result: Tensor, *given: object) -> tuple[dict[str, int], dict[str, int]]:
+    args = Convolution._make(given)
+    column, rows = args.ring[0, 0].nbytes, len(args.batch.slots)
+    known = rows * (args.weight.shape[1] - 1) * column
+    read = {STATES: known, WEIGHTS: args.weight.nbytes, ACTIVATIONS: args.x.nbytes}
+    return read, {STATES: len(args.x) * column, ACTIVATIONS: result.nbytes}
+
+
+def _recurrence_bytes(result: Tensor, *given: object) -> tuple[dict[str, int], dict[str, int]]:
+    """Each row's state is read and written once, and as many kept inputs are read as written, at the most."""
+    args = Recurrence._make(given)
+    moved = len(args.batch.slots) * args.states[0].nbytes + len(args.key) * args.ring[0, 0].nbytes
+    inputs = [part for part in args[:6] if part is not None]
+    return {STATES: moved, ACTIVATIONS: sum(part.nbytes for part in inputs)}, {
+        STATES: moved,
+        ACTIVATIONS: result.nbytes,
+    }
 
 
 def shape_of_choice(
@@ -218,6 +281,8 @@ def skipped_kernels() -> Iterator[None]:
     """Let attention, which reads rows' lengths, and the fused choice of tokens compute nothing, if a GPU has them."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(interface, "_attend", _shape_of_attention))
+        stack.enter_context(patch.object(native_state, "_convolve", _shape_of_convolution))
+        stack.enter_context(patch.object(native_state, "_recur", _shape_of_recurrence))
         if find_spec("decoding.kernels.triton_choice"):
             stack.enter_context(patch.object(sampler, "fused_choice", lambda device: shape_of_choice))
         yield

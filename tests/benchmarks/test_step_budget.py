@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from benchmarks.step_budget.__main__ import main
-from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
+from benchmarks.step_budget.metered_runner import (
+    HYBRID,
+    KEYS_AND_VALUES,
+    LOGITS,
+    STATES,
+    WEIGHTS,
+    MeteredRunner,
+    skipped_kernels,
+)
 from benchmarks.step_budget.stage import HostClock, fake_results
 from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, Traffic
 from engine.model.ragged_batch import RowInput
@@ -134,3 +142,21 @@ def test_a_layer_moves_what_a_hand_count_says() -> None:
     assert read[ACTIVATIONS] == SIZE * (rotated_read + attention_read + other_read) + layout
     assert written[ACTIVATIONS] == SIZE * (rotated_written + attention_written + other_written)
     assert read[LOGITS] == written[LOGITS] == 0
+
+
+@pytest.mark.usefixtures("results")
+def test_a_hybrid_moves_little_more_than_weights_pages_and_states() -> None:
+    rows, context = 64, 2048
+    metered = MeteredRunner(
+        HYBRID, vocab_size=VOCAB, columns=rows * context, slots=rows, max_length=64, max_query=16, layers=4
+    )
+    inputs = [RowInput(slot, 0, [1] * 5, settled=1) for slot in range(rows)]
+    tokens, positions, batch, _ = metered.runner._forward.pack(inputs)
+    with torch.inference_mode(), metered.metered() as meter:
+        metered.runner.forward(tokens, positions, batch)
+    pages = rows * context * metered.column_bytes()
+    states = rows * metered.state_bytes()
+    assert metered.column_bytes() == 2 * 4 * 256 * SIZE
+    assert metered.state_bytes() == 3 * 32 * 128 * 128 * 4
+    moved = sum(meter.traffic.read[name] + meter.traffic.written[name] for name in (WEIGHTS, KEYS_AND_VALUES, STATES))
+    assert moved <= 1.25 * (metered.weight_bytes() + pages + states)
