@@ -129,10 +129,12 @@ def _open(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredR
 def _time_steps(runner: Runner, rows: int, sizes: Sequence[int]) -> Sweep:
     """Return median seconds of a step with greedy sampling. Overwrites the first slots."""
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for slot in range(rows):
+        runner.logits([RowInput(slot=slot, start=0, tokens=[1] * _CACHED)])
     for _ in range(_WARM_UP + _ROUNDS):
         for size in sizes:
             began_s = time.perf_counter()
-            inputs = [RowInput(slot=slot, start=_CACHED, tokens=[1] * size) for slot in range(rows)]
+            inputs = [RowInput(slot, _CACHED, [1] * size, settled=_CACHED) for slot in range(rows)]
             runner.logits(inputs).argmax(dim=-1).tolist()
             seconds[size].append(time.perf_counter() - began_s)
     return {size: median(times[_WARM_UP:]) for size, times in seconds.items()}

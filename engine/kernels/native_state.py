@@ -1,10 +1,13 @@
 """Convolutions and recurrences of rows on CPUs: each channel or head on one thread, token by token."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from engine.kernels import state as reference
 from engine.kernels.native import KINDS, call, empty, library, structure
+from engine.kernels.operator_trace import as_one_operator
 from engine.kernels.state import Convolution, Recurrence
 
 _ROWS = "*slots *offsets *columns *state_rows"
@@ -17,6 +20,17 @@ _RecurCall = structure(
 
 def convolve(args: Convolution) -> Tensor:
     """Return the convolution of each token with those before it, [N, D]. As in `state.convolve`."""
+    return _convolve(*args)
+
+
+def recur(args: Recurrence) -> Tensor:
+    """Return the output after each token, [N, H, V] float32. As in `state.recur`."""
+    return _recur(*args)
+
+
+@as_one_operator  # a second call with the same arguments finds another state, so no recording can be checked
+def _convolve(*given: Any) -> Tensor:
+    args = Convolution._make(given)
     x = args.x.contiguous()
     if x.device.type != "cpu" or x.dtype not in KINDS or library() is None:
         return reference.convolve(args)
@@ -30,8 +44,9 @@ def convolve(args: Convolution) -> Tensor:
     return output
 
 
-def recur(args: Recurrence) -> Tensor:
-    """Return the output after each token, [N, H, V] float32. As in `state.recur`."""
+@as_one_operator
+def _recur(*given: Any) -> Tensor:
+    args = Recurrence._make(given)
     if args.value.device.type != "cpu" or library() is None:
         return reference.recur(args)
     heads, value_size = args.value.shape[1:]

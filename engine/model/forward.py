@@ -21,7 +21,7 @@ from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs, token_adapters
 from engine.model.state_layers import token_multiple
 
-_TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
+_TRACED_TOKENS = 5  # at least: the same number and twice as many are traced
 COMPARED_START = 5  # the first column of the calls in which a trace is compared
 
 # Of sizes and inputs, as `ModelForward` calls it.
@@ -137,7 +137,9 @@ class ModelForward:
         """
         for adapted in (False,) if self._lora is None else (False, True):
             with log_failed_trace(type(self._model).__name__):
-                examples = (self._example([count], logits, adapted=adapted) for count, logits in _TRACED_SIZES)
+                tokens = -(-_TRACED_TOKENS // self._multiple) * self._multiple
+                sizes = (2 * tokens, 3), (tokens, 2)  # and the number of logits
+                examples = (self._example([count], logits, adapted=adapted) for count, logits in sizes)
                 traced = trace(self._run, *examples, change=replay_native_run)
                 for counts in ([1], [2, 1], [longest, longest]):
                     self._compare(traced, counts, adapted=adapted)
@@ -152,6 +154,8 @@ class ModelForward:
             pages = self._cache.tables[: len(counts)].unique()
             for store in (store for stores in self._cache.layers.values() for store in stores):
                 store[pages] = 0.5  # the results then depend on what is written
+            for part in (part for parts in self._cache.state_memory.values() for part in parts):
+                part[: len(counts)] = 0.5
             results.append(self._run(*inputs) if call is None else call(*sizes, *inputs))
         if not all(map(torch.equal, *results)):
             raise UntraceableError(f"it does something else with {counts} tokens")

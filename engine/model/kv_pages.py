@@ -4,7 +4,7 @@ Rollback is free: columns beyond a row's length are written again before they ar
 """
 
 import mmap
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -62,13 +62,22 @@ class KVPages(PageTables):
         """As in `PageTables`. A model that carries states goes on only from where there is a snapshot of them."""
         if self.states is None:
             return super().take(keys)
-        known = next((index for index, key in enumerate(keys) if not self.is_known(key)), len(keys))
+        known = self._known(keys)
         pages = self.states.longest(keys, known)
         slot, held = super().take()
         while held < pages * self.page_size:
             held = super().extend(slot, [keys[index] for index in range(pages)], held)
         self.states.begin(slot, keys, pages, known)
         return slot, held
+
+    def are_held(self, keys: Sequence[bytes], count: int, released: Container[int] = ()) -> bool:
+        """As in `PageTables`. A model that carries states writes the pages after the last snapshot of them anew."""
+        held = super().are_held(keys, count, released)
+        return held and (self.states is None or self.states.longest(keys, self._known(keys)) >= count)
+
+    def _known(self, keys: Sequence[bytes]) -> int:
+        """Return how many of a text's first pages are cached."""
+        return next((index for index, key in enumerate(keys) if not self.is_known(key)), len(keys))
 
     @property
     def extends(self) -> bool:

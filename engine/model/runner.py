@@ -150,7 +150,7 @@ class Runner:
 
         Pages must be allocated and free, because some are overwritten.
         """
-        if self.device.type != "cpu" or not self.single_device or self.has_states:
+        if self.device.type != "cpu" or not self.single_device:
             return
         room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
         longest = min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - COMPARED_START, room)
@@ -175,7 +175,7 @@ class Runner:
 
         Slot 0 is overwritten.
         """
-        if self._forward.is_traced:
+        if self._forward.is_traced and not self.has_states:
             with record_at_once():
                 for start in (0, 1):  # the second call is compared with what the first recorded
                     self.logits([RowInput(0, start, [start] * tokens)])

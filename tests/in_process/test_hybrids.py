@@ -53,6 +53,7 @@ def tokens_of(count: int, seed: int) -> list[int]:
 
 def in_steps(runner: Runner, text: Sequence[int], *, seed: int) -> Tensor:
     """Return the logits of a text that is read in a chunk, then in steps with drafts that are partly wrong."""
+    assert runner._forward.is_traced
     rng, position = random.Random(seed), 7
     runner.cache.clear(1)
     logits = [runner.logits([RowInput(1, 0, text[:position])]).clone()]
@@ -154,6 +155,31 @@ def test_they_draft_for_each_other(folder: Path) -> None:
             assert [[token for delta in answer for token in delta.token_ids] for answer in answers] == alone
             drafted += sum(answer[-1].statistics.drafted for answer in answers)
             accepted += sum(answer[-1].statistics.accepted for answer in answers)
+
+
+def test_a_rejected_draft_costs_no_second_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forward begins after the last token that is known, with that one and a draft: none takes tokens in again."""
+    target = load(folder)
+    logits, forwards = target.logits, list[Sequence[RowInput]]()
+
+    def counted(rows: Sequence[RowInput]) -> Tensor:
+        forwards.append(rows)
+        return logits(rows)
+
+    monkeypatch.setattr(target, "logits", counted)
+    with Engine({"target": ("target", target)}, LoopOptions(adaptive=False)) as engine:
+        rejected = 0
+        for request in requests(LOOKED_UP):
+            forwards.clear()
+            (answer,) = engine.generate([request])
+            text = [*request.prompt, *[token for delta in answer for token in delta.token_ids]]
+            rows = [row for (row,) in forwards]
+            starts = [row.start for row in rows]
+            assert starts == sorted(set(starts))
+            assert all(row.tokens[0] == text[row.start] and len(row.tokens) <= 5 for row in rows[1:])
+            assert len(forwards) <= 24 - answer[-1].statistics.accepted + 1
+            rejected += answer[-1].statistics.drafted - answer[-1].statistics.accepted
+    assert rejected
 
 
 def noisy(runner: Runner) -> Runner:

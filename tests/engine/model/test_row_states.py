@@ -88,6 +88,17 @@ def test_a_prompt_goes_on_from_a_snapshot_of_its_beginning() -> None:
     assert (held, third.source, third.held) == (32, other.snapshot, 32)
 
 
+def test_pages_after_the_last_snapshot_are_not_shared() -> None:
+    texts, text = Texts(snapshots=1), list(range(40))
+    keys = PageKeys([], text, 2)
+    slot, _ = texts.cache.take(keys)
+    texts.cache.prepare_writes([(slot, 0, 40)])
+    texts.cache.note_text(slot, keys)
+    assert not texts.cache.are_held(keys, 2)
+    run(texts.states, slot, 0, 40)  # takes a snapshot
+    assert texts.cache.are_held(keys, 2)
+
+
 def test_the_snapshot_that_was_used_longest_ago_goes_first() -> None:
     texts = Texts(snapshots=2)
     first, second, third = ([start] * 20 for start in range(3))
