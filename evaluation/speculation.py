@@ -17,7 +17,7 @@ from engine.heads.proposer import DraftStart, HeadProposer, Reading
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
-_CONTEXT = 128  # tokens in the cache
+_CONTEXT = 128  # tokens in the cache, where layers carry no state
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 15
 _TIMING_S = 12.0  # no round starts after that
 _HEADS_ROUNDS = 10
@@ -129,7 +129,7 @@ def time_heads(heads: HeadProposer, runner: Runner, streams: int, length: int) -
 def _time_draft(heads: HeadProposer, runner: Runner, streams: int, length: int) -> float:
     params, seconds = SamplingParams(max_tokens=1), []
     for number in range(1 + _HEADS_ROUNDS):
-        start = _CONTEXT + number
+        start = 0 if runner.has_states else _CONTEXT + number
         runner.logits([RowInput(slot, start, [0, 0]) for slot in range(streams)])
         assert runner.hidden is not None
         firsts = range(0, 2 * streams, 2)
@@ -160,8 +160,9 @@ def never_falling(times: Mapping[Step, float]) -> dict[Step, float]:
 
 
 def _time_step(runner: Runner, streams: int, width: int, params: SamplingParams) -> float:
-    rows = [RowInput(slot, _CONTEXT, [0] * width) for slot in range(streams)]
-    history = History(params, [0] * (_CONTEXT + 1), _CONTEXT)
+    start = 0 if runner.has_states else _CONTEXT  # a state can't go back to an earlier column but the first
+    rows = [RowInput(slot, start, [0] * width, settled=start + 1) for slot in range(streams)]
+    history = History(params, [0] * (start + 1), start)
     positions = [Position(history, [0] * j) for _ in rows for j in range(width)]
     began_s = time.perf_counter()
     logits = runner.logits(rows)[: len(positions)]

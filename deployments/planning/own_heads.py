@@ -51,7 +51,7 @@ def _problem_of_mtp(folder: Path) -> str | None:
     if not isinstance(layers, int) or (layout := mtp_layout(names, layers)) is None:
         return None
     name = quantised_name(layout, names, layers)
-    return "" if name is None else f"it is quantised ({name}), and only plain ones are read"
+    return "" if name is None else f"it is quantised ({name}), and only plain ones and FP8 in blocks are read"
 
 
 def _tensor_names(folder: Path) -> set[str]:

@@ -1,7 +1,7 @@
 """Reads the tensors and the configuration of heads from a folder or the Hub."""
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
     Raises:
         ConfigError: there is no such folder or repository, or it has no file of tensors.
     """
-    folder = heads_folder(spec)
+    folder = heads_folder(spec, _TENSORS[:1], _TENSORS[1:])  # pickles are often large, and often beside safetensors
     try:
         tensors = _read_tensors(folder)
         config_file = folder / "config.json"
@@ -68,12 +68,15 @@ def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
     return HeadsCheckpoint(spec, tensors, config)
 
 
-def heads_folder(spec: HeadsSpec) -> Path:
-    """Return the folder with the tensors; raises ConfigError if there is none."""
+def heads_folder(spec: HeadsSpec, *choices: Sequence[str]) -> Path:
+    """Return the folder with the tensors; raises ConfigError if there is none.
+
+    choices: patterns of files to get from the Hub, until there are some.
+    """
     if Path(spec.path).is_dir():
         return Path(spec.path)
     try:
-        for patterns in (_TENSORS[:1], _TENSORS[1:]):  # pickles are often large, and often beside safetensors
+        for patterns in choices:
             wanted = ["config.json", *patterns]
             folder = Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=wanted))
             if any(True for pattern in patterns for _ in folder.glob(pattern)):

@@ -42,7 +42,7 @@ def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layer
     if rate >= spec.min_acceptance:
         return
     count = runner.model.config.get_text_config().num_hidden_layers
-    shifted = [tuple(layer + shift for layer in layers) for shift in (-1, 1)] if layers else []
+    shifted = [tuple(layer + shift for layer in layers) for shift in (-1, 1)] if spec.kind == "eagle3" else []
     rates = {other: _rate(heads, runner, texts, other) for other in shifted if min(other) >= 0 and max(other) <= count}
     better = max(rates, key=rates.__getitem__, default=None)
     advice = "they may be for another model, or poorly trained; lower `min_acceptance` to use them"

@@ -4,7 +4,8 @@ DeepSeek-V3, arXiv 2412.19437, section 2.2. The layer is the only one of a small
 transformers loads, so experts that are stored one by one and rotary positions are as in the target.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from decoding.errors import ConfigError
 from engine.heads.checkpoint import heads_folder
 from engine.heads.mtp_layout import (
+    BLOCK_SCALES,
     EMBEDDING,
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -33,6 +35,8 @@ from engine.model.attention import NAME, Rows, running_over
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs
 
+_FILES = "model*.safetensors", "mtp*.safetensors"
+_BLOCK = 128, 128
 _NOT_STORED = "rotary_emb.inv_freq"  # in older files
 _Module = TypeVar("_Module", bound=nn.Module)
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError)
@@ -125,15 +129,17 @@ def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:
         ConfigError: it has none, or they are quantised, lack tensors or have others.
     """
     config = target.config.get_text_config(decoder=True)
-    folder, layers = heads_folder(spec), int(config.num_hidden_layers)
+    folder, layers = heads_folder(spec, _FILES), int(config.num_hidden_layers)
     try:
-        files = dict(_stored(folder))
-        layout = mtp_layout(files, layers)
+        stored = _stored(folder)
+        names = [name for file in stored.values() for name in file]
+        layout = mtp_layout(names, layers)
         if layout is None:
             raise _error(spec, "has no MTP layers, or none under names that are known")
-        if (name := quantised_name(layout, files, layers)) is not None:
-            raise _error(spec, f"stores its MTP layers quantised ({name}); only plain ones are read")
-        weights = _read(layout, files, layers)
+        if (name := quantised_name(layout, names, layers)) is not None:
+            raise _error(spec, f"stores its MTP layers quantised ({name}); only plain ones and FP8 in blocks are read")
+        block_size = _block_of(folder)
+        weights = {part: _plain(each, block_size) for part, each in _read(layout, stored, layers).items()}
         for part, shared in ((EMBEDDING, target.get_input_embeddings()), (OUTPUT, target.get_output_embeddings())):
             if part in weights and _is_same(weights[part]["weight"], shared):
                 del weights[part]
@@ -143,24 +149,46 @@ def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:
         raise _error(spec, f"its MTP layers can't be loaded: {error}") from error
 
 
-def _stored(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each tensor's name and file."""
+def _stored(folder: Path) -> dict[Path, list[str]]:
+    """Return the names of the tensors in each file."""
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
-    others = sorted(folder.glob("mtp*.safetensors"))  # some checkpoints have it in a file of its own
-    for file in {*files, *others}:
+    names: dict[Path, list[str]] = {}
+    for file in {*files, *folder.glob("mtp*.safetensors")}:  # some checkpoints have it in a file of its own
         with safe_open(file, framework="pt") as tensors:
-            yield from ((name, file) for name in tensors.keys())  # noqa: SIM118  (it is no dictionary)
+            names[file] = list(tensors.keys())
+    return names
 
 
-def _read(layout: MtpLayout, files: Mapping[str, Path], layers: int) -> dict[str, dict[str, Tensor]]:
+def _read(layout: MtpLayout, stored: Mapping[Path, Sequence[str]], layers: int) -> dict[str, dict[str, Tensor]]:
     """Return the module's tensors by part and name in it."""
     weights: dict[str, dict[str, Tensor]] = {}
-    for name, file in files.items():
-        own = layout.part(name, layers)
-        if own is not None and not name.endswith(_NOT_STORED):
-            with safe_open(file, framework="pt") as tensors:
-                weights.setdefault(own[0], {})[own[1]] = tensors.get_tensor(name)
+    for file, names in stored.items():
+        with safe_open(file, framework="pt") as tensors:
+            for name in names:
+                own = layout.part(name, layers)
+                if own is not None and not name.endswith(_NOT_STORED):
+                    weights.setdefault(own[0], {})[own[1]] = tensors.get_tensor(name)
     return weights
+
+
+def _plain(weights: Mapping[str, Tensor], block: Sequence[int]) -> dict[str, Tensor]:
+    """Return tensors with FP8 weights multiplied by their scales, which are one for each block of rows and columns."""
+    plain = {}
+    for name, tensor in weights.items():
+        scale = weights.get(name + BLOCK_SCALES)
+        if scale is not None:
+            wide = scale.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+            tensor = tensor.float() * wide[: tensor.shape[0], : tensor.shape[1]]  # the last blocks may be smaller
+        if not name.endswith(BLOCK_SCALES):
+            plain[name] = tensor
+    return plain
+
+
+def _block_of(folder: Path) -> Sequence[int]:
+    """Return the rows and columns of a block of FP8 weights."""
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config") or {}
+    block: Sequence[int] = settings.get("weight_block_size") or _BLOCK
+    return block
 
 
 def _load_block(spec: HeadsSpec, target: PreTrainedModel, weights: Mapping[str, Mapping[str, Tensor]]) -> Any:

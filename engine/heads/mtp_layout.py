@@ -11,7 +11,8 @@ from typing import NamedTuple
 EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = "embedding_norm", "hidden_norm", "projection"
 LAYER, FINAL_NORM, EMBEDDING, OUTPUT = "layer", "final_norm", "embedding", "output"
 
-_QUANTISED = re.compile(r"scale|qweight|qzeros|g_idx|packed|absmax|quant_|SCB")  # in names of what stands by weights
+BLOCK_SCALES = "_scale_inv"  # ends the names of scales of FP8 weights, which are read
+_QUANTISED = re.compile(r"scale(?!_inv$)|qweight|qzeros|g_idx|packed|absmax|quant_|SCB")  # in names beside weights
 
 
 class MtpLayout(NamedTuple):
@@ -95,6 +96,6 @@ def mtp_layout(names: Iterable[str], layers: int) -> MtpLayout | None:
 
 
 def quantised_name(layout: MtpLayout, names: Iterable[str], layers: int) -> str | None:
-    """Return a tensor by which weights of the module are quantised; None: there is none."""
+    """Return a tensor by which weights of the module are quantised in a way that is not read; None: there is none."""
     own = (name for name in names if layout.part(name, layers) is not None)
     return next((name for name in own if _QUANTISED.search(name.rpartition(".")[2])), None)

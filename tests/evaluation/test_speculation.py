@@ -1,5 +1,7 @@
 """Upper bounds of the speed-up, and measured steps: more tokens never take less time, whatever a noisy machine says."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,7 +9,20 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
-from evaluation.speculation import SpeculationLimits, accepted_lengths, agreement, never_falling, tokens_per_step
+from engine.heads.proposer import HeadsSpec
+from engine.loading.checkpoint import ModelSpec
+from engine.loading.runners import load_with_heads
+from evaluation import speculation
+from evaluation.speculation import (
+    SpeculationLimits,
+    accepted_lengths,
+    agreement,
+    never_falling,
+    time_heads,
+    time_steps,
+    tokens_per_step,
+)
+from tests.support.mtp import make_mtp
 
 
 def test_speed_ups_follow_the_formulas() -> None:
@@ -58,3 +73,13 @@ def test_no_speed_up_exceeds_the_tokens_of_a_step() -> None:
     fitted = never_falling({(1, 1): 0.08, (1, 5): 0.01})  # a hiccup while plain steps were timed
     limits = SpeculationLimits(4, fitted[1, 1], fitted[1, 5], draft_step_s=0.0, tokens_per_step=1.76)
     assert limits.hidden == pytest.approx(1.76)
+
+
+def test_steps_and_drafts_of_a_model_with_states_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "_TIMING_S", 0.0)
+    make_mtp("qwen3_5", tmp_path)
+    spec = ModelSpec(name="m", path=str(tmp_path), device="cpu", slots=2, max_length=200, threads=1)
+    runner, _, heads = load_with_heads(spec, HeadsSpec(name="h", path=str(tmp_path), kind="mtp", min_acceptance=0))
+    steps = time_steps(runner, [(1, 1), (2, 17)], SamplingParams(max_tokens=1))
+    assert min(steps.seconds.values()) > 0
+    assert time_heads(heads, runner, 2, 4)[1] >= 0

@@ -12,6 +12,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.drafts.ngram import NgramOptions
+from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.heads.proposer import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
@@ -115,7 +116,15 @@ def test_a_layer_that_knows_what_follows_drafts_most_of_it(name: str, temperatur
         assert total(answers, "accepted") == total(answers, "drafted")
 
 
-def test_it_passes_the_test_at_the_start(tmp_path: Path) -> None:
-    make_mtp("qwen3_5", tmp_path, right=True)
+@pytest.mark.parametrize("right", [True, False])
+def test_a_test_at_the_start_tells_whether_it_knows_what_follows(right: bool, tmp_path: Path) -> None:
+    make_mtp("qwen3_5", tmp_path, right=right)
     spec = ModelSpec(name="m", path=str(tmp_path), device="cpu", dtype="float32", slots=4, max_length=64, threads=1)
-    load_with_heads(spec, HeadsSpec(name="h", path=str(tmp_path), kind="mtp", min_acceptance=0.99))
+    heads = HeadsSpec(name="h", path=str(tmp_path), kind="mtp", min_acceptance=0.9)
+    if right:
+        load_with_heads(spec, heads)
+        return
+    with pytest.raises(
+        ConfigError, match=r"h: \d+% of the first draft tokens of .* lower `min_acceptance` to use them"
+    ):
+        load_with_heads(spec, heads)

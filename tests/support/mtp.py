@@ -131,19 +131,21 @@ def make_mtp(
     save: Callable[[dict[str, Tensor], Path], None] | None = None,
     right: bool = False,
     target: Any = None,
+    **settings: Any,
 ) -> Reference:
     """Save a checkpoint with an MTP layer.
 
     save: how its tensors are written; None: into the model's own file.
     right: whether the MTP layer knows the target's next tokens, which then depend on the last one alone.
     target: that is saved there already, with `model` and `lm_head`; None: make one.
+    settings: of the configuration, beside the family's.
     """
     family = FAMILIES[name]
+    settings = {**family.settings, **settings}
     if target is None:
-        target = random_model(family.kind, family.settings, 0, idle=right)
+        target = random_model(family.kind, settings, 0, idle=right)
         target.save_pretrained(folder)
-    settings = {**family.settings, "num_hidden_layers": 1, **family.one_layer}
-    single: Any = random_model(family.kind, settings, 1, idle=right)
+    single = random_model(family.kind, {**settings, "num_hidden_layers": 1, **family.one_layer}, 1, idle=right)
     hidden = single.config.hidden_size
     new_norm = type(single.model.norm)
     before = [new_norm(hidden, single.config.rms_norm_eps) for _ in range(2)]

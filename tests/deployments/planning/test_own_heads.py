@@ -60,11 +60,11 @@ def test_it_is_left_out_where_something_else_was_said(tmp_path: Path) -> None:
 
 
 def test_the_plan_says_why_it_is_left_out(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, [*NAMES["qwen"], "mtp.layers.0.mlp.up_proj.weight_scale_inv"])
+    folder = checkpoint(tmp_path, [*NAMES["qwen"], "mtp.layers.0.mlp.up_proj.weight_packed"])
     heads, lines = planned(folder)
     assert heads is None
     assert any(
-        "its MTP layer is left out, since it is quantised (mtp.layers.0.mlp.up_proj.weight_s" in x for x in lines
+        "its MTP layer is left out, since it is quantised (mtp.layers.0.mlp.up_proj.weight_p" in x for x in lines
     )
 
 

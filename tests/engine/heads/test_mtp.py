@@ -86,6 +86,33 @@ def test_embedding_and_output_layer_are_the_targets_unless_the_file_has_others(t
     assert drafted == reference.logits(TEXT, drafted[:-1]).argmax(dim=-1).tolist()
 
 
+def test_weights_in_blocks_of_fp8_are_multiplied_by_their_scales(tmp_path: Path) -> None:
+    """As DeepSeek-V3's files have them: one scale for 128 times 128 weights, and for what is left at the ends."""
+    meant: dict[str, Tensor] = {}
+
+    def save(tensors: dict[str, Tensor], folder: Path) -> None:
+        stored = {}
+        for name, tensor in tensors.items():
+            if not name.endswith("_proj.weight") or "input" in name:
+                stored[name] = tensor
+                continue
+            rows, columns = (torch.arange(size) // 128 for size in tensor.shape)
+            scale = torch.rand(int(rows[-1]) + 1, int(columns[-1]) + 1) / 100 + 0.005
+            wide = scale[rows][:, columns]
+            stored[name] = (tensor / wide).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scale
+            meant[name.removeprefix("model.mtp_layers.0.")] = stored[name].float() * wide
+        add_tensors(stored, folder)
+
+    reference = make_mtp("mimo", tmp_path, save=save, intermediate_size=200)
+    assert len(meant) == 7
+    reference.layer.load_state_dict(meant, strict=False)
+    runner, heads = load(tmp_path)
+    drafted = draft(runner, heads, TEXT, cuts=())
+    expected = reference.logits(TEXT, drafted[:-1])
+    torch.testing.assert_close(heads._head.logits(heads._states[2]), expected[0], atol=1e-4, rtol=1e-4)
+
+
 def renamed(tensors: dict[str, Tensor], pattern: str, name: str) -> dict[str, Tensor]:
     return {re.sub(pattern, name, key): tensor for key, tensor in tensors.items()}
 
@@ -94,7 +121,10 @@ def renamed(tensors: dict[str, Tensor], pattern: str, name: str) -> dict[str, Te
     ("change", "problem"),
     [
         (lambda tensors: {}, "has no MTP layers, or none under names that are known"),
-        (lambda tensors: renamed(tensors, "k_proj.weight", "k_proj.weight_scale_inv"), r"quantised \(mtp.*scale_inv\)"),
+        (
+            lambda tensors: renamed(tensors, "k_proj.weight", "k_proj.weight_packed"),
+            r"quantised \(mtp.*k_proj.weight_packed\)",
+        ),
         (lambda tensors: renamed(tensors, "k_proj", "j_proj"), "lack self_attn.k_proj.weight"),
         (lambda tensors: tensors | {"mtp.layers.0.mlp.bias": torch.ones(1)}, "have mlp.bias"),
         (lambda tensors: tensors | {"mtp.fc.weight": torch.ones(3, 4)}, r"can't be loaded: (?s:.)*\[3, 4\]"),
