@@ -265,7 +265,7 @@ def _read(stream: IO[bytes], inbox: Inbox) -> None:
 def _load(begin: Begin, folder: str) -> AdaptingDrafter:
     names = ("path", "revision", "trust_remote_code", "safetensors_only", "adapter")
     given = {name: getattr(begin, name) for name in names}
-    spec = ModelSpec(name="drafter", dtype="float32", device="cpu", **given)
+    spec = ModelSpec(name="drafter", dtype="float32", device="cpu", unpacked=True, **given)
     model, vocabulary = load_student(spec)
     return AdaptingDrafter(
         model,

@@ -133,7 +133,9 @@ def write_start(options: DrafterOptions, chats: Sequence[Chat], special_tokens: 
     path = options.model or target.path
     if path != target.path and load_tokenizer(path).get_vocab() != load_tokenizer(target.path).get_vocab():
         raise ConfigError(f"--from {path} has other tokens than {target.path}: a drafter is trained on its target's")
-    model, vocabulary = load_student(ModelSpec(name="start", path=path, dtype="float32", device=target.device))
+    model, vocabulary = load_student(
+        ModelSpec(name="start", path=path, dtype="float32", device=target.device, unpacked=True)
+    )
     text = f"all layers of {path}"
     if options.model is None or options.layers is not None:
         layers = options.layers

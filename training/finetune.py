@@ -243,7 +243,7 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
 
 
 def _load(options: FinetuneOptions) -> PreTrainedModel:
-    spec = ModelSpec(name="model", path=options.model, dtype="float32", device=options.device)
+    spec = ModelSpec(name="model", path=options.model, dtype="float32", device=options.device, unpacked=True)
     model = load_model(spec)
     if is_trimmed(model.config):
         raise ConfigError(f"{options.model} is a drafter with a trimmed vocabulary; `consort train drafter` trains it")

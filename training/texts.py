@@ -198,7 +198,7 @@ class TargetOptions:
     threads: int | None = None  # None: torch's choice
 
     def spec(self) -> ModelSpec:
-        return ModelSpec(name="target", path=self.path, device=self.device, threads=self.threads)
+        return ModelSpec(name="target", path=self.path, device=self.device, threads=self.threads, unpacked=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,8 @@ def _convert(path: str, dtype: str) -> Path:
     """Convert a file and return the folder with both its settings and weights."""
     from transformers.utils.logging import disable_progress_bar
 
+    from engine.loading.checkpoint import ModelSpec
+
     disable_progress_bar()
     file = locate(path)
     logging.getLogger(settings_folder.__module__).setLevel(logging.ERROR)  # the progress says it
@@ -57,6 +59,7 @@ def _convert(path: str, dtype: str) -> Path:
             report("settings and tokenizer")
             settings_folder(file)
             report("weights")
-            return Path(weights_folder(file, dtype)).parent
+            spec = ModelSpec(name="pulled", path=file, dtype=dtype)
+            return Path(weights_folder(file, dtype, unpacked=not spec.keeps_integers)).parent
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -172,6 +172,7 @@ class ModelConfig(StrictModel):
             path=locate(self.path),
             adapter=None if self.adapter is None else locate(self.adapter),
             adapters={name: locate(path) for name, path in self.adapters.items()},
+            unpacked=self.adaptation is not None,
             memory_bytes=None if self.memory_gib is None else int(self.memory_gib * 2**30),
             **self.model_dump(include=shared - {"path", "adapter", "adapters"}),
         )

@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from decoding.errors import ConfigError
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import positions_of, read_header, tensors_in
-from engine.loading.gguf.files import converted_folder, is_gguf, local_file
+from engine.loading.gguf.files import converted_folder, is_gguf, local_file, stored_bytes
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
@@ -74,8 +74,10 @@ def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize:
     except Exception as error:  # what the reader of a broken file raises is not documented
         raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
     shapes = [(tensor.name, tensor.shape.tolist()) for tensor in reader.tensors]
-    stored = _ITEM_BYTES["bfloat16"] * sum(math.prod(shape) for _, shape in shapes)
-    return _size(config, model, shapes, stored)
+    size = _size(config, model, shapes, _ITEM_BYTES["bfloat16"] * sum(math.prod(shape) for _, shape in shapes))
+    if model.quantization is not None or model.adapter is not None or model.adaptation is not None:
+        return size
+    return replace(size, weights_bytes=stored_bytes(reader, _ITEM_BYTES.get(model.dtype, 2)))
 
 
 def _size(

@@ -60,6 +60,11 @@ class QuantizedWeight:
         )
         return own == others
 
+    def rows(self, rows: Tensor) -> "QuantizedWeight":
+        """Return a matrix of some rows. rows: [N] int64."""
+        offsets = None if self.offsets is None else self.offsets[rows]
+        return QuantizedWeight(codes=self.codes[rows], scales=self.scales[rows], offsets=offsets, bits=self.bits)
+
     @classmethod
     def joined(cls, weights: Sequence[Self]) -> Self:
         """Return one matrix of all rows. The weights are alike."""

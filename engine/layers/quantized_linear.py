@@ -69,25 +69,24 @@ class QuantizedEmbedding(QuantizedModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [...]; returns [..., in]."""
-        rows = ids.flatten()
-        chosen = QuantizedWeight(
-            codes=self.weight[rows],
-            scales=self.scales[rows],
-            offsets=None if self.offsets is None else self.offsets[rows],
-            bits=self.bits,
-        )
-        result = chosen.dequantized().to(self.dtype).view(*ids.shape, -1)
+        result = self.quantized.rows(ids.flatten()).dequantized().to(self.dtype).view(*ids.shape, -1)
         return result if self.factor == 1.0 else result * torch.tensor(self.factor, dtype=self.dtype)
+
+
+def computes_integers(device: torch.device) -> bool:
+    """Whether there are layers that compute with such weights on a device."""
+    native = library() if device.type == "cpu" else None
+    return device.type == "cuda" or (native is not None and native.linear_panel() > 0)
 
 
 def quantized_kernel(weight: QuantizedWeight) -> "type[NativeQuantizedLinear | FixedOrderQuantizedLinear] | None":
     """Return the class of layers that compute with such a weight on its device; None: there is none."""
-    if weight.codes.device.type == "cuda":
-        is_whole = weight.group % _LEAST_BLOCK == 0
-        return FixedOrderQuantizedLinear if is_whole else None
-    native = library() if weight.codes.device.type == "cpu" else None
-    fits = native is not None and native.linear_panel() > 0 and weight.group % (_WORD // weight.bits) == 0
-    return NativeQuantizedLinear if fits else None
+    device = weight.codes.device
+    if not computes_integers(device):
+        return None
+    if device.type == "cuda":
+        return None if weight.group % _LEAST_BLOCK else FixedOrderQuantizedLinear
+    return None if weight.group % (_WORD // weight.bits) else NativeQuantizedLinear
 
 
 class FixedOrderQuantizedLinear(nn.Module):

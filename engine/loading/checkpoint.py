@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from gguf import GGUFReader
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
@@ -20,9 +21,10 @@ from transformers import (
 )
 
 from decoding.errors import ConfigError
+from engine.layers.quantized_linear import computes_integers
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
-from engine.loading.gguf.files import auto_dtype, is_gguf, settings_folder, weights_folder
+from engine.loading.gguf.files import auto_dtype, is_gguf, local_file, settings_folder, stored_bytes, weights_folder
 from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import Quantization, quantization_config, weight_bytes
 from engine.loading.quantizer import IntegerConfig, round_layers
@@ -50,6 +52,7 @@ class ModelSpec:
     max_adapter_rank: int = 16
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
+    unpacked: bool = False  # also the weights of a .gguf file, to train them or to replace them later
     deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
     kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
     kv_tokens: int | Literal["auto"] = "auto"  # that the KV cache holds; "auto": as many as fit
@@ -69,6 +72,13 @@ class ModelSpec:
         if self.device == "auto":
             return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
         return [torch.device(self.device)]
+
+    @property
+    def keeps_integers(self) -> bool:
+        """Whether quantised weights of a .gguf file stay as they are stored."""
+        is_plain = self.quantization is None and self.adapter is None and not self.unpacked
+        is_on_one = self.device != "balanced" and self.tensor_parallel == 1
+        return is_gguf(self.path) and is_plain and is_on_one and computes_integers(self.devices[0])
 
     @property
     def adapter_slots(self) -> int:
@@ -202,6 +212,11 @@ def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrained
     if getattr(config, "quantization_config", None) is not None:
         return
     dtype = _dtype(spec, config)
+    if spec.keeps_integers:
+        file = local_file(spec.path)
+        assert file is not None  # its settings were read
+        memory_budget.check_weights(spec.name, stored_bytes(GGUFReader(file), dtype.itemsize), {}, room=room)
+        return
     device = spec.devices[0]
     needed = weight_bytes(skeleton, dtype, spec.quantization, device)
     smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None, device)} if dtype.itemsize > 2 else {}
@@ -234,7 +249,7 @@ def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
         ConfigError: it can't be loaded, or lacks weights.
     """
     try:
-        folder = weights_folder(spec.path, spec.dtype)
+        folder = weights_folder(spec.path, spec.dtype, unpacked=not spec.keeps_integers)
         stored = read_stored_config(spec, folder)
         own_code, config = _runs_own_code(spec, stored), _model_config(spec, stored)
         with nullcontext() if config is stored else _without_reports_of_other_parts():

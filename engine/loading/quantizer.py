@@ -32,6 +32,18 @@ class IntegerConfig(QuantizationConfigMixin):
         self.bits = bits
 
 
+def can_be_quantized(layer: nn.Module) -> bool:
+    """Whether there is a quantised form of a layer."""
+    is_scaled = isinstance(layer, nn.Embedding) and hasattr(layer, "scalar_embed_scale")  # Gemma's
+    return type(layer) in (nn.Linear, nn.Embedding) or is_scaled
+
+
+def named_parts(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Return what a checkpoint stores of a weight. name: the weight's."""
+    parts = {name: weight.codes, _part(name, "scales"): weight.scales}
+    return parts if weight.offsets is None else parts | {_part(name, "offsets"): weight.offsets}
+
+
 def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.Linear | nn.Embedding, int]]:
     """Yield the layers that are rounded, their names, and to how many bits: embeddings and the output layer to 8."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
@@ -126,7 +138,7 @@ class _Rounding(ConversionOps):
         for name, value in input_dict.items():
             module, _name = get_module_from_name(model, name)
             weight = rounded_to_nearest(value[0] if isinstance(value, list) else value, module.bits, GROUP)
-            parts |= {name: weight.codes, _part(name, "scales"): weight.scales}
+            parts |= named_parts(name, weight)
         return parts
 
 
@@ -164,7 +176,7 @@ def _replace(model: PreTrainedModel, name: str, weight: QuantizedWeight, dtype: 
     layer = model.get_submodule(name)
     fresh: nn.Module
     if isinstance(layer, nn.Embedding):
-        fresh = QuantizedEmbedding(weight, dtype)
+        fresh = QuantizedEmbedding(weight, dtype, getattr(layer, "scalar_embed_scale", 1.0))
     else:
         bias = getattr(layer, "bias", None)
         fresh = QuantizedLinear(weight, bias, dtype)

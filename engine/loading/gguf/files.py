@@ -45,6 +45,23 @@ _SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
 }
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 _DIGITS = 16  # of a digest, in names of folders
+_STORED = "-stored"  # in names of folders whose weights are quantised as in the file
+# Bits that a weight takes in memory where it stays quantised (`blocks.py`), scales included.
+_STORED_BITS = {
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q5_0": 8.5,
+    "Q5_1": 9.0,
+    "Q8_0": 8.5,
+    "Q2_K": 8.0,
+    "Q3_K": 6.0,
+    "Q4_K": 6.0,
+    "Q5_K": 10.0,
+    "Q6_K": 10.0,
+    "IQ4_NL": 8.5,
+    "IQ4_XS": 9.0,
+    "MXFP4": 9.0,
+}
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
 
@@ -84,16 +101,21 @@ def settings_folder(path: str) -> str:
     return _converted(file, _settings_of(file), _save_settings)
 
 
-def weights_folder(path: str, dtype: str) -> str:
+def weights_folder(path: str, dtype: str, *, unpacked: bool) -> str:
     """Return a folder with the model's weights: `path` itself, unless that is a GGUF file.
 
-    dtype: of the stored weights, a torch dtype's name. "auto": bfloat16, or float32 where that would be slow: see
-        `auto_dtype`. They are no longer quantised.
+    Args:
+        dtype: of the weights that aren't quantised, a torch dtype's name. "auto": bfloat16, or float32 where that would
+            be slow: see `auto_dtype`.
+        unpacked: none are quantised.
 
     Raises:
         ConfigError: as in `settings_folder`, or the disk is full.
     """
-    return _converted(_downloaded(path), dtype, partial(_save_weights, dtype=dtype)) if is_gguf(path) else path
+    if not is_gguf(path):
+        return path
+    save = partial(_save_weights, dtype=dtype, unpacked=unpacked)
+    return _converted(_downloaded(path), dtype if unpacked else dtype + _STORED, save)
 
 
 def is_converted(path: str, dtype: str) -> bool:
@@ -101,15 +123,26 @@ def is_converted(path: str, dtype: str) -> bool:
     file = local_file(path) if is_gguf(path) else None
     if file is None:
         return hub_file(path) is None
-    cache = _cache_of(file)
-    return all((cache / kind).is_dir() for kind in (_settings_of(file), dtype))
+    return (_cache_of(file) / _settings_of(file)).is_dir() and converted_folder(path, dtype) is not None
 
 
 def converted_folder(path: str, dtype: str) -> Path | None:
-    """Return the folder of a GGUF file's weights if it was converted before; None if not, or if there is no file."""
+    """Return the folder of a GGUF file's weights if it was converted before; None if not, or if there is no file.
+
+    One with weights as they are stored comes before one with unpacked weights.
+    """
     file = local_file(path) if is_gguf(path) else None
-    folder = None if file is None else _cache_of(file) / dtype
-    return folder if folder is not None and folder.is_dir() else None
+    folders = [] if file is None else [_cache_of(file) / kind for kind in (dtype + _STORED, dtype)]
+    return next(filter(Path.is_dir, folders), None)
+
+
+def stored_bytes(reader: "GGUFReader", item: int) -> int:
+    """Return how many bytes a file's weights take where they stay quantised. item: bytes of a number that can't."""
+    bits = 0.0
+    for tensor in reader.tensors:
+        kind = tensor.tensor_type.name if len(tensor.shape) == 2 else None  # others are unpacked
+        bits += int(tensor.n_elements) * _STORED_BITS.get(kind or "", 8.0 * item)
+    return int(bits / 8)
 
 
 def auto_dtype(path: str, config: "PretrainedConfig") -> str:
@@ -263,18 +296,29 @@ def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:
     return not any("experts" in name and value for name, value in config.to_dict().items())
 
 
-def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:
+def _save_weights(file: Path, folder: Path, *, dtype: str, unpacked: bool) -> None:
     import torch
+    from safetensors.torch import save_file
 
     from engine.loading.gguf.header import Header
-    from engine.loading.gguf.weights import make_config, place_weights, read_weights
+    from engine.loading.gguf.weights import make_config, place_weights, read_weights, stored_weights
+    from engine.loading.quantizer import IntegerConfig, named_parts
 
     header = Header(file)
     config = make_config(header)
     model, placements = place_weights(header, config)
     torch_dtype = getattr(torch, auto_dtype(str(file), config) if dtype == "auto" else dtype)
     config.dtype = torch_dtype
-    weights = dict(read_weights(header, placements, config, torch_dtype))
+    stored = {} if unpacked else dict(stored_weights(header, placements, model))
+    others = [placement for placement in placements if placement.weight not in stored]
+    weights = dict(read_weights(header, others, config, torch_dtype))
+    if stored:
+        for name, weight in stored.items():
+            weights |= named_parts(name, weight)
+        config.quantization_config = IntegerConfig()
+        config.save_pretrained(folder)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
     model.load_state_dict(weights, strict=False, assign=True)  # all that aren't tied
     model.tie_weights()
     model.save_pretrained(folder)

@@ -12,11 +12,14 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from decoding.errors import ConfigError
+from engine.kernels.quantized_weight import QuantizedWeight
+from engine.loading.gguf.blocks import BLOCKS, quantized_blocks
 from engine.loading.gguf.configs import Config
 from engine.loading.gguf.families import FAMILIES, Family
 from engine.loading.gguf.header import Header
 from engine.loading.gguf.rope import set_positions
 from engine.loading.gguf.sources import WEIGHTS, Source, rotated_rows
+from engine.loading.quantizer import can_be_quantized
 from engine.loading.text_model import causal_class
 
 _KEYS = {  # of all families, as far as a file has them
@@ -251,6 +254,23 @@ def read_weights(
     for placement in placements:
         tensors = [_values(header, tensor) for tensor in placement.tensors]
         yield placement.weight, assemble(placement, tensors, config).to(dtype)
+
+
+def stored_weights(
+    header: Header, placements: Sequence[Placement], model: PreTrainedModel
+) -> Iterator[tuple[str, QuantizedWeight]]:
+    """Yield the weights that stay quantised as they are in the file, by name: those of linear layers and embeddings."""
+    for placement in placements:
+        layer, source = model.get_submodule(placement.weight.rpartition(".")[0]), placement.source
+        kinds = {header.tensors[tensor].tensor_type.name for tensor in placement.tensors}
+        is_moved = source.compute or source.transposed or placement.shift or placement.index is not None
+        if not can_be_quantized(layer) or is_moved or placement.columns is not None or not kinds <= BLOCKS.keys():
+            continue
+        tensors = (header.tensors[tensor] for tensor in placement.tensors)
+        parts = [quantized_blocks(tensor.tensor_type.name, np.array(tensor.data)) for tensor in tensors]
+        if all(part.alike(parts[0]) for part in parts):
+            weight = QuantizedWeight.joined(parts)
+            yield placement.weight, weight if placement.rows is None else weight.rows(placement.rows)
 
 
 def _values(header: Header, name: str) -> Tensor:

@@ -228,25 +228,25 @@ def test_a_file_is_converted_once_and_again_when_it_changes(
     tmp_path: Path, model: LlamaForCausalLM, cache: Path
 ) -> None:
     path = write_gguf(tmp_path / "m.gguf", model)
-    folder = weights_folder(str(path), "float32")
+    folder = weights_folder(str(path), "float32", unpacked=True)
     written_ns = (Path(folder) / "model.safetensors").stat().st_mtime_ns
-    assert weights_folder(str(path), "float32") == folder
+    assert weights_folder(str(path), "float32", unpacked=True) == folder
     assert (Path(folder) / "model.safetensors").stat().st_mtime_ns == written_ns
     with torch.no_grad():
         model.lm_head.weight += 1
     path.unlink()
-    assert weights_folder(str(write_gguf(path, model)), "float32") != folder
+    assert weights_folder(str(write_gguf(path, model)), "float32", unpacked=True) != folder
 
 
 def test_conversions_of_an_older_format_are_not_used(
     tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write_gguf(tmp_path / "m.gguf", model))
-    folders = {settings_folder(path), weights_folder(path, "float32")}
+    folders = {settings_folder(path), weights_folder(path, "float32", unpacked=True)}
     assert is_converted(path, "float32")
     monkeypatch.setattr(gguf_loading, "_FORMAT", gguf_loading._FORMAT + 1)
     assert not is_converted(path, "float32")
-    assert folders.isdisjoint({settings_folder(path), weights_folder(path, "float32")})
+    assert folders.isdisjoint({settings_folder(path), weights_folder(path, "float32", unpacked=True)})
 
 
 def test_copies_of_a_file_share_a_conversion(tmp_path: Path, model: LlamaForCausalLM) -> None:
@@ -254,9 +254,9 @@ def test_copies_of_a_file_share_a_conversion(tmp_path: Path, model: LlamaForCaus
     copy = tmp_path / "other environment" / "m.gguf"
     copy.parent.mkdir()
     shutil.copy(path, copy)
-    assert weights_folder(str(copy), "float32") == weights_folder(str(path), "float32")
+    assert weights_folder(str(copy), "float32", unpacked=True) == weights_folder(str(path), "float32", unpacked=True)
     os.utime(path, (1, 1))
-    assert weights_folder(str(path), "float32") == weights_folder(str(copy), "float32")
+    assert weights_folder(str(path), "float32", unpacked=True) == weights_folder(str(copy), "float32", unpacked=True)
 
 
 def test_another_tokenizer_beside_the_file_gives_other_settings(tmp_path: Path, model: LlamaForCausalLM) -> None:
@@ -275,7 +275,7 @@ def test_a_cache_that_cannot_be_written_to_does_not_hide_what_is_converted(
     (cache / "digests").write_text("no folder")
     assert not is_converted(path, "float32")
     settings_folder(path)
-    weights_folder(path, "float32")
+    weights_folder(path, "float32", unpacked=True)
     assert is_converted(path, "float32")
 
 
@@ -396,9 +396,9 @@ def test_a_full_disk_leaves_no_half_written_model(
     with monkeypatch.context() as patched:
         patched.setattr(LlamaForCausalLM, "save_pretrained", fill)
         with pytest.raises(ConfigError, match="No space left"):
-            weights_folder(str(path), "float32")
+            weights_folder(str(path), "float32", unpacked=True)
     assert not [folder for folder in cache.glob("*/*") if folder.is_dir()]
-    assert (Path(weights_folder(str(path), "float32")) / "model.safetensors").is_file()
+    assert (Path(weights_folder(str(path), "float32", unpacked=True)) / "model.safetensors").is_file()
 
 
 def test_the_disk_that_is_full_is_named(
@@ -408,7 +408,7 @@ def test_the_disk_that_is_full_is_named(
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 1000, 0))
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lambda self, folder: folder.joinpath("x").write_text(""))
     with pytest.raises(ConfigError, match=rf"the disk of {cache}.* is full .*XDG_CACHE_HOME"):
-        weights_folder(path, "float32")
+        weights_folder(path, "float32", unpacked=True)
     assert not is_converted(path, "float32")
 
 
@@ -421,7 +421,7 @@ def test_what_a_killed_process_left_is_not_taken_for_a_model(
     unfinished.mkdir()
     (unfinished / "config.json").write_text("{}")
     assert not is_converted(path, "float32")
-    assert sorted(file.name for file in Path(weights_folder(path, "float32")).iterdir()) == [
+    assert sorted(file.name for file in Path(weights_folder(path, "float32", unpacked=True)).iterdir()) == [
         "config.json",
         "generation_config.json",
         "model.safetensors",
@@ -446,7 +446,7 @@ def test_a_file_of_the_hub_is_downloaded_and_converted(
     assert not is_converted(path, "float32")
     assert converted_folder(path, "float32") is None
     assert settings_folder(path) == settings_folder(str(local))
-    assert weights_folder(path, "float32") == weights_folder(str(local), "float32")
+    assert weights_folder(path, "float32", unpacked=True) == weights_folder(str(local), "float32", unpacked=True)
     assert is_converted(path, "float32")
 
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.loading.gguf_blocks import BLOCKS, quantized_blocks
+from engine.loading.gguf.blocks import BLOCKS, quantized_blocks
+from engine.loading.gguf.files import _STORED_BITS
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -26,5 +27,7 @@ def test_blocks_are_read_exactly(kind: str) -> None:
         blocks[:, 0] = generator.integers(100, 150, size=len(blocks))
     expected = gguf.quants.dequantize(data, quantization)
     weight = quantized_blocks(kind, data)
+    offsets = 0 if weight.offsets is None else weight.offsets.nbytes
+    assert 8 * (weight.codes.nbytes + weight.scales.nbytes + offsets) == _STORED_BITS[kind] * expected.size
     assert weight.shape == (6, 3 * weights)
     torch.testing.assert_close(weight.dequantized(), torch.from_numpy(expected), rtol=0, atol=0)
