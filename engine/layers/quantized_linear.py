@@ -118,7 +118,7 @@ class NativeQuantizedLinear(nn.Module):
         panel = native.linear_panel()
         columns, size = weight.shape
         self.constants = weight.bits, weight.zero, weight.group, size
-        self.codes = _words(_in_panels(weight.unpacked_codes, panel), weight.bits)
+        self.codes = _in_panels(_words(weight.codes, weight.bits), panel)
         self.scales = _in_panels(weight.scales, panel)
         self.offsets = None if weight.offsets is None else _in_panels(weight.offsets, panel)
         self.bias = torch.zeros(columns) if bias is None else bias.detach().float().contiguous()
@@ -203,9 +203,13 @@ def _in_panels(rows: Tensor, panel: int) -> Tensor:
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
-    """Return codes packed into words, [panels, in · bits / 32, panel] int32. codes: [panels, in, panel] uint8."""
-    apart = codes.unflatten(1, (-1, _WORD // bits))
-    words = torch.zeros_like(apart[:, :, 0], dtype=torch.int32)
-    for index in range(_WORD // bits):  # even ones in the lower half, odd ones in the upper
-        words |= apart[:, :, index].to(torch.int32) << index % 2 * 16 + index // 2 * bits
-    return words
+    """Return [out, words] int32, whose lower halves have the even inputs. codes: as in `QuantizedWeight`."""
+    four = codes.detach().unflatten(1, (-1, 4))
+    if bits == 8:
+        return four[..., [0, 2, 1, 3]].view(torch.int32)[..., 0]
+    packed = four.contiguous().view(torch.int32)[..., 0]
+    even, odd = packed & 0x0F0F0F0F, packed >> 4 & 0x0F0F0F0F
+    for half in (even, odd):  # bring four nibbles together
+        half.bitwise_or_(half >> 4).bitwise_and_(0x00FF00FF)
+        half.bitwise_or_(half >> 8).bitwise_and_(0x0000FFFF)
+    return even | odd << 16

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from gguf import GGUFReader
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
@@ -24,7 +23,7 @@ from decoding.errors import ConfigError
 from engine.layers.quantized_linear import computes_integers
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
-from engine.loading.gguf.files import auto_dtype, is_gguf, local_file, settings_folder, stored_bytes, weights_folder
+from engine.loading.gguf.files import auto_dtype, is_gguf, read_stored_bytes, settings_folder, weights_folder
 from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import Quantization, quantization_config, weight_bytes
 from engine.loading.quantizer import IntegerConfig, round_layers
@@ -213,9 +212,8 @@ def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrained
         return
     dtype = _dtype(spec, config)
     if spec.keeps_integers:
-        file = local_file(spec.path)
-        assert file is not None  # its settings were read
-        memory_budget.check_weights(spec.name, stored_bytes(GGUFReader(file), dtype.itemsize), {}, room=room)
+        needed = read_stored_bytes(spec.path, str(dtype).removeprefix("torch."))
+        memory_budget.check_weights(spec.name, needed, {}, room=room)
         return
     device = spec.devices[0]
     needed = weight_bytes(skeleton, dtype, spec.quantization, device)

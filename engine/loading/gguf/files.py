@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
-_FORMAT = 5  # of the conversions; raised when they change
+_SIZES = "stored_bytes.json"  # by the dtype of what isn't quantised
+_FORMAT = 6  # of the conversions; raised when they change
 _SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
     "default",  # or missing: taken for GPT-2's, as transformers does
     "gpt-2",
@@ -134,6 +135,12 @@ def converted_folder(path: str, dtype: str) -> Path | None:
     file = local_file(path) if is_gguf(path) else None
     folders = [] if file is None else [_cache_of(file) / kind for kind in (dtype + _STORED, dtype)]
     return next(filter(Path.is_dir, folders), None)
+
+
+def read_stored_bytes(path: str, dtype: str) -> int:
+    """Return how many bytes the weights of a GGUF file take where they stay quantised. dtype: of those that can't."""
+    sizes: dict[str, int] = json.loads((Path(settings_folder(path)) / _SIZES).read_text(encoding="utf-8"))
+    return sizes[dtype]
 
 
 def stored_bytes(reader: "GGUFReader", item: int) -> int:
@@ -249,6 +256,10 @@ def _save_settings(file: Path, folder: Path) -> None:
     generation = GenerationConfig.from_model_config(config)
     generation.eos_token_id = _end_tokens(header.reader) or None
     generation.save_pretrained(folder)
+    sizes = {
+        name: stored_bytes(header.reader, item) for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2))
+    }
+    (folder / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
     beside = _beside(file)
     for other in beside:
         shutil.copy(other, folder)
