@@ -204,7 +204,7 @@ def _in_panels(rows: Tensor, panel: int) -> Tensor:
 
 def _words(codes: Tensor, bits: int) -> Tensor:
     """Return [out, words] int32, whose lower halves have the even inputs. codes: as in `QuantizedWeight`."""
-    four = codes.detach().unflatten(1, (-1, 4))
+    four: Tensor = codes.detach().unflatten(1, (-1, 4))
     if bits == 8:
         return four[..., [0, 2, 1, 3]].view(torch.int32)[..., 0]
     packed = four.contiguous().view(torch.int32)[..., 0]
