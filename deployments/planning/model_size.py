@@ -104,7 +104,7 @@ def _size(
         if model.quantization != "nf4":
             needed -= ends * (item - _QUANTIZED_BYTES["int8"])
     kv_item = _ITEM_BYTES.get(model.kv_dtype) or (2 if quantized_before else min(math.ceil(item), 4))
-    numbers = _kv_numbers(config)
+    numbers = _kv_numbers(config, keeps_latents=model.tensor_parallel == 1)
     kv_bytes = None if numbers is None else numbers * kv_item
     return ModelSize(weights_bytes=int(needed), kv_bytes=kv_bytes, positions=_positions(config))
 
@@ -121,16 +121,18 @@ def _estimated_numbers(total: float, config: Mapping[str, Any]) -> tuple[float, 
     return max(total - ends, 0), ends
 
 
-def _kv_numbers(config: Mapping[str, Any]) -> int | None:
+def _kv_numbers(config: Mapping[str, Any], *, keeps_latents: bool) -> int | None:
     """Return how many numbers the keys and values of a token are, in all layers."""
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
     heads = _first(config, "num_attention_heads", "n_head")
     hidden = _first(config, "hidden_size", "n_embd")
     if layers is None or heads is None or hidden is None:
         return None
-    if (value_dim := _first(config, "v_head_dim")) is not None:  # multi-head latent attention, expanded
+    if (latent := _first(config, "kv_lora_rank")) is not None:
         rotated, plain = _first(config, "qk_rope_head_dim") or 0, _first(config, "qk_nope_head_dim") or 0
-        return layers * heads * (rotated + plain + value_dim)
+        attentions = 2 * layers if config.get("model_type") == "longcat_flash" else layers
+        expanded = heads * (rotated + plain + (_first(config, "v_head_dim") or 0))
+        return attentions * (latent + rotated if keeps_latents else expanded)
     head_dim = _first(config, "head_dim") or hidden // heads
     return layers * (_first(config, "num_key_value_heads") or heads) * head_dim * 2
 

@@ -31,7 +31,7 @@ from engine.heads.mtp_layout import (
     quantised_name,
 )
 from engine.heads.proposer import ChainHead, HeadsSpec
-from engine.model.attention import NAME, Rows, running_over
+from engine.model.attention import Rows, running_over, use_pages
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs
 
@@ -208,7 +208,7 @@ def _load_block(spec: HeadsSpec, target: PreTrainedModel, weights: Mapping[str, 
         names = sorted(name.removeprefix(f"{base}.layers.0.") for name in info[kind] if name != "lm_head.weight")
         if names:
             raise _error(spec, f"its MTP layers {problem} {', '.join(names[:4])}{', …' if len(names) > 4 else ''}")
-    model.set_attn_implementation(NAME)
+    use_pages(model)
     block = getattr(model, base)
     block.embed_tokens = None
     return block

@@ -3,6 +3,7 @@
 All sums are float32.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -48,7 +49,7 @@ class AttentionArgs(NamedTuple):
     key: Tensor  # [N, kv_heads, D]
     value: Tensor  # [N, kv_heads, Dv]
     keys: Tensor  # [pages, kv_heads, D, page_size], of the layer
-    values: Tensor  # [pages, kv_heads, page_size, Dv]
+    values: Tensor | None  # [pages, kv_heads, page_size, Dv]; None: a value is the beginning of its key
     tables: Tensor  # [slots + 1, P] int32
     batch: RaggedBatch
     scale: float
@@ -56,6 +57,16 @@ class AttentionArgs(NamedTuple):
     softcap: float | None = None  # bounds scores (Gemma 2, arXiv 2408.00118)
     # [heads] a score per head that takes part in the softmax and has no value (GPT-OSS; Xiao et al., arXiv 2309.17453)
     sinks: Tensor | None = None
+
+    @property
+    def value_size(self) -> int:
+        """Dv."""
+        return self.value.shape[-1]
+
+    @property
+    def stored(self) -> Sequence[Tensor]:
+        """The new keys and values that are written to pages."""
+        return (self.key,) if self.values is None else (self.key, self.value)
 
     @property
     def branches(self) -> Tensor:
@@ -68,11 +79,10 @@ def attend(args: AttentionArgs) -> Tensor:
     write(args)
     query, batch = args.query, args.batch
     slots, lengths, offsets = (part.tolist() for part in (batch.slots, batch.lengths, batch.offsets))
-    output = query.new_empty(*query.shape[:2], args.values.shape[-1])
+    output = query.new_empty(*query.shape[:2], args.value_size)
     for slot, length, first, end in zip(slots, lengths, offsets, offsets[1:], strict=False):
         row_keys = _row_keys(args, slot, length)
-        row_values = args.values[_pages(args, slot, length)].float().transpose(0, 1)
-        row_values = row_values.flatten(1, 2)[:, None, :length]  # [kv_heads, 1, L, Dv]
+        row_values = _row_values(args, slot, length, row_keys)
         for start in range(first, end, _CHUNK):
             tokens = slice(start, min(start + _CHUNK, end))
             attended = _weights(args, row_keys, tokens) @ row_values  # [kv_heads, group, Q, Dv]
@@ -95,7 +105,8 @@ def write(args: AttentionArgs) -> None:
     pages = args.tables[batch.slots[batch.row_of], batch.columns // page_size].long()
     offsets = batch.columns % page_size
     args.keys[pages, :, :, offsets] = args.key.to(args.keys.dtype)
-    args.values[pages, :, offsets] = args.value.to(args.values.dtype)
+    if args.values is not None:
+        args.values[pages, :, offsets] = args.value.to(args.values.dtype)
 
 
 def visible(args: AttentionArgs, tokens: slice, length: int) -> Tensor:
@@ -118,6 +129,14 @@ def _pages(args: AttentionArgs, slot: int, length: int) -> Tensor:
 def _row_keys(args: AttentionArgs, slot: int, length: int) -> Tensor:
     """Return the keys in a slot's first L columns, [kv_heads, 1, D, L] float32."""
     return args.keys[_pages(args, slot, length)].float().permute(1, 2, 0, 3).flatten(2)[:, None, :, :length]
+
+
+def _row_values(args: AttentionArgs, slot: int, length: int, row_keys: Tensor) -> Tensor:
+    """Return the values in a slot's first L columns, [kv_heads, 1, L, Dv] float32. row_keys: [kv_heads, 1, D, L]."""
+    if args.values is None:
+        return row_keys[:, :, : args.value_size].transpose(2, 3)
+    values = args.values[_pages(args, slot, length)].float().transpose(0, 1)
+    return values.flatten(1, 2)[:, None, :length]
 
 
 def _weights(args: AttentionArgs, row_keys: Tensor, tokens: slice) -> Tensor:

@@ -47,14 +47,15 @@ def attend(args: AttentionArgs) -> Tensor:
     if not writes:
         write(args)
     sinks = None if args.sinks is None else args.sinks.float()
-    output = empty(*query.shape[:2], values.shape[-1], dtype=query.dtype)
+    output = empty(*query.shape[:2], args.value_size, dtype=query.dtype)
     layout = batch.slots, batch.offsets, batch.columns, batch.positions, batch.row_of, batch.trunks, args.branches
     arguments = _Call(
-        *(len(batch.slots), query.shape[1], *keys.shape[1:3], values.shape[-1], args.tables.shape[1]),
+        *(len(batch.slots), query.shape[1], *keys.shape[1:3], args.value_size, args.tables.shape[1]),
         *(*(args.reach or _ALL), torch.get_num_threads()),
         *(writes, _NUMBERS[query.dtype], _NUMBERS[keys.dtype]),
         *(state.stride(axis) for state in states for axis in (0, 1)),
-        *(tensor.data_ptr() for tensor in (*states, keys, values, args.tables, *layout)),
+        *(*(state.data_ptr() for state in states), keys.data_ptr(), None if values is None else values.data_ptr()),
+        *(tensor.data_ptr() for tensor in (args.tables, *layout)),
         *(None if sinks is None else sinks.data_ptr(), output.data_ptr()),
         *(args.scale, args.softcap or 0.0),
     )

@@ -31,6 +31,7 @@ from engine.kernels.triton_attention_parts import (
 
 _PROGRAMS = 2048  # that keep a GPU busy
 _MOST_STRIDES = 8  # programs for a long row's parts beside many rows
+_LATENT_QUERIES = 16  # of a tile, where values are as long as latents
 _LEAST_ROWS = 128  # one for each thread of a program; fewer would be another kernel, to be compiled while requests wait
 
 
@@ -61,17 +62,20 @@ def attend(args: AttentionArgs, tiling: Tiling | None = None) -> Tensor:
     The host reads shapes only, so a CUDA graph of it serves all batches of N tokens in B rows.
     """
     write(args)
-    query, keys, values, tables, batch = args.query, args.keys, args.values, args.tables, args.batch
+    query, keys, tables, batch = args.query, args.keys, args.tables, args.batch
+    values, latent = (keys, True) if args.values is None else (args.values, False)
     tiling = tiling or Tiling.of(query, keys)
     tokens, heads, size = query.shape
     reach = 0 if args.reach is None else args.reach.size
-    kv_heads, value_size, page_size = keys.shape[1], values.shape[-1], keys.shape[-1]
-    group, rows = heads // kv_heads, len(batch.lengths)
+    kv_heads, value_size, page_size = keys.shape[1], args.value_size, keys.shape[-1]
+    divided = _divided(heads // kv_heads) if latent else 1
+    group, groups, rows = heads // kv_heads // divided, kv_heads * divided, len(batch.lengths)
     folded = _folded(group)
-    queries = max(16, min(8 * folded, 64), folded)  # of a tile
+    queries = _LATENT_QUERIES if latent else max(16, min(8 * folded, 64), folded)  # of a tile
+    first = value_size if latent else size
     most_parts = -(-tables.shape[1] * page_size // tiling.part)
     tiles = tokens // (queries // folded) + rows
-    strides = min(most_parts, max(_PROGRAMS // (tiles * kv_heads), _MOST_STRIDES))
+    strides = min(most_parts, max(_PROGRAMS // (tiles * groups), _MOST_STRIDES))
     entries = tiling.entries(tokens * most_parts, 4 * heads * (value_size + 2))
     partials = query.new_empty(entries, heads, value_size, dtype=torch.float32)
     statistics = query.new_empty(entries, heads, 2, dtype=torch.float32)
@@ -91,7 +95,7 @@ def attend(args: AttentionArgs, tiling: Tiling | None = None) -> Tensor:
         "enable_fp_fusion": False,  # or programs that divide the work differently could round differently
     }
     with torch.cuda.device_of(query):
-        _attend_to_parts[tiles, kv_heads, strides](
+        _attend_to_parts[tiles, groups, strides](
             *(query, as_bytes(keys), as_bytes(values), tables, batch.slots, batch.offsets, batch.lengths),
             *(batch.positions, batch.trunks, args.branches, output, partials, statistics),
             *(args.scale, reach, args.softcap or 1.0, *query.stride()[:2], tables.shape[1], rows, entries),
@@ -99,22 +103,31 @@ def attend(args: AttentionArgs, tiling: Tiling | None = None) -> Tensor:
             QUERIES=queries,
             BLOCK=tiling.block,
             KV_HEADS=kv_heads,
+            DIVIDED=divided,
+            LATENT=latent,
             PAGE=page_size,
             SIZE=size,
-            SIZE_BLOCK=max(triton.next_power_of_2(size), 16),
+            FIRST=first,
+            FIRST_BLOCK=max(triton.next_power_of_2(first), 16),
+            REST_BLOCK=max(triton.next_power_of_2(size - first), 16),
             num_warps=4,
-            num_stages=3,
+            num_stages=4 // query.element_size() if latent else 3,
             **shared,
         )
         if most_parts > 1:
-            merge_parts[tokens, kv_heads](
+            merge_parts[tokens, groups](
                 *(batch.offsets, batch.lengths, batch.row_of, batch.positions, batch.trunks, args.branches),
                 *(output, partials, statistics, reach, rows, entries),
-                KV_HEADS=kv_heads,
-                num_warps=1,
+                KV_HEADS=groups,
+                num_warps=4 if latent else 1,
                 **shared,
             )
     return output
+
+
+def _divided(group: int) -> int:
+    """Return among how many programs the queries of a latent are divided: their sums fill the registers."""
+    return next(count for count in range(1, group + 1) if group % count == 0 and group // count <= _LATENT_QUERIES)
 
 
 def _folded(group: int) -> int:
@@ -158,19 +171,26 @@ def _attend_to_parts(
     GROUP: tl.constexpr,
     FOLDED: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    DIVIDED: tl.constexpr,
+    LATENT: tl.constexpr,  # whether values are the beginnings of keys
     PAGE: tl.constexpr,
     SIZE: tl.constexpr,
-    SIZE_BLOCK: tl.constexpr,
+    FIRST: tl.constexpr,  # features of keys in a first part: those of values if they are the same
+    FIRST_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ) -> None:
     """Attend from a tile of one row's tokens, times the heads of a group, to one kv head.
 
-    The grid is [tiles, kv_heads, strides]. A row whose parts are split over programs leaves an entry per token and part
-    for `merge_parts`; for others the first program merges all parts and writes the result.
+    The grid is [tiles, kv_heads · DIVIDED, strides]: so many groups have the same kv head. A row whose parts are split
+    over programs leaves an entry per token and part for `merge_parts`; for others the first program merges all parts
+    and writes the result.
     """
     TOKENS: tl.constexpr = QUERIES // FOLDED
-    tile, kv_head, stride = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, heads, stride = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head = heads // DIVIDED
+    HEADS: tl.constexpr = KV_HEADS * DIVIDED * GROUP
     row, start, end, tile_start = _find_tile(tile, offsets, rows, TOKENS, ROWS)
     length = tl.load(lengths + row).to(tl.int32)
     if (tile_start >= end) | (stride * PART >= length):
@@ -181,15 +201,17 @@ def _attend_to_parts(
 
     rank = tl.arange(0, QUERIES)
     token = tile_start + rank // FOLDED  # [Q]
-    head = kv_head * GROUP + rank % FOLDED
+    head = heads * GROUP + rank % FOLDED
     exists = (token < end) & (rank % FOLDED < GROUP)
-    feature = tl.arange(0, SIZE_BLOCK)
+    feature = tl.arange(0, FIRST_BLOCK)
+    rest_feature = FIRST + tl.arange(0, REST_BLOCK)
     value_feature = tl.arange(0, VALUE_BLOCK)
-    q = tl.load(
-        query + (token * query_stride + head * head_stride)[:, None] + feature[None, :],
-        mask=exists[:, None] & (feature < SIZE)[None, :],
-        other=0.0,
-    )
+    vectors = query + (token * query_stride + head * head_stride)[:, None]
+    q = tl.load(vectors + feature[None, :], mask=exists[:, None] & (feature < FIRST)[None, :], other=0.0)
+    if LATENT:
+        rest_q = tl.load(
+            vectors + rest_feature[None, :], mask=exists[:, None] & (rest_feature < SIZE)[None, :], other=0.0
+        )
     trunk, branch, earliest, latest = visible(token, exists, positions, trunks, branches, reach, LIMITED, IN_CHUNKS)
     first_block = tl.minimum(tl.min(earliest), length - 1) // BLOCK
     end_block = tl.cdiv(tl.minimum(tl.max(latest), length), BLOCK)
@@ -219,9 +241,15 @@ def _attend_to_parts(
         column = first_column + tl.arange(0, BLOCK)
         page = tl.load(tables + slot * table_width + column // PAGE, mask=column < length, other=0)
         page = page.to(tl.int64) * KV_HEADS + kv_head
-        k = _load_keys(keys, page, column, feature, q, PAGE, SIZE)  # [D, BLOCK]
-        v = _load_values(values, page, column, length, value_feature, q, PAGE, VALUE_SIZE)  # [BLOCK, Dv]
-        scores = tl.dot(q, k, input_precision="ieee") * scale  # [Q, BLOCK] float32
+        k = _load_keys(keys, page, column, feature, FIRST, q, PAGE, SIZE)  # [D, BLOCK]
+        scores = tl.dot(q, k, input_precision="ieee")  # [Q, BLOCK] float32
+        if LATENT:
+            rest = _load_keys(keys, page, column, rest_feature, SIZE, q, PAGE, SIZE)
+            scores = tl.dot(rest_q, rest, scores, input_precision="ieee")
+            v = tl.where((column < length)[:, None], tl.trans(k), 0.0).to(k.dtype)  # [BLOCK, Dv]
+        else:
+            v = _load_values(values, page, column, length, value_feature, q, PAGE, VALUE_SIZE)
+        scores = scores * scale
         if CAPPED:
             scores = softcap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / softcap)) + 1.0))  # softcap * tanh
         scores = scores * LOG2_E
@@ -238,7 +266,7 @@ def _attend_to_parts(
             if is_split != 0:
                 partial = entry + (token - start) * tl.cdiv(length, PART) + part + block // PER_PART * parts_apart
                 store_part(
-                    *(partial * (KV_HEADS * GROUP) + head, exists, maximum, weight, total),
+                    *(partial * HEADS + head, exists, maximum, weight, total),
                     *(partials, statistics, VALUE_SIZE, VALUE_BLOCK),
                 )
             all_maximum, all_weight, all_total = merge(all_maximum, all_weight, all_total, maximum, weight, total)
@@ -248,7 +276,7 @@ def _attend_to_parts(
     if is_split == 0:
         result = finish(all_maximum, all_weight, all_total, sinks, head, exists, HAS_SINKS)
         tl.store(
-            output + ((token * (KV_HEADS * GROUP) + head) * VALUE_SIZE)[:, None] + value_feature[None, :],
+            output + ((token * HEADS + head) * VALUE_SIZE)[:, None] + value_feature[None, :],
             result.to(output.dtype.element_ty),
             mask=exists[:, None] & (value_feature < VALUE_SIZE)[None, :],
         )
@@ -272,13 +300,14 @@ def _load_keys(
     page: tl.tensor,  # [BLOCK] of each column, times the kv heads, and the head
     column: tl.tensor,  # [BLOCK]
     feature: tl.tensor,  # [D]
+    end: tl.constexpr,  # of the features
     query: tl.tensor,  # an example of the type
     PAGE: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """Return the keys of some columns, [D, BLOCK]."""
+    """Return some features of the keys of some columns, [D, BLOCK]."""
     first = tl.max_contiguous(tl.multiple_of(page * (SIZE * PAGE) + column % PAGE, PAGE), PAGE)
-    return load_as(keys + first[None, :] + (feature * PAGE)[:, None], (feature < SIZE)[:, None], query.dtype)
+    return load_as(keys + first[None, :] + (feature * PAGE)[:, None], (feature < end)[:, None], query.dtype)
 
 
 @triton.jit

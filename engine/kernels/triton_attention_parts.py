@@ -188,7 +188,8 @@ def as_bytes(pages: Tensor) -> Tensor:
 
 def write(args: AttentionArgs) -> None:
     """Write the new keys and values to the pages of their columns."""
-    keys, values, batch = args.keys, args.values, args.batch
+    keys, batch, stores_values = args.keys, args.batch, args.values is not None
+    values = keys if args.values is None else args.values
     key, value = as_bytes(args.key.to(keys.dtype)), as_bytes(args.value.to(values.dtype))
     tokens, kv_heads, size = key.shape
     with torch.cuda.device_of(key):
@@ -196,6 +197,7 @@ def write(args: AttentionArgs) -> None:
             *(key, value, as_bytes(keys), as_bytes(values), args.tables, batch.slots, batch.row_of, batch.columns),
             *(*key.stride()[:2], *value.stride()[:2], args.tables.shape[1]),
             KV_HEADS=kv_heads,
+            STORES_VALUES=stores_values,
             PAGE=keys.shape[-1],
             SIZE=size,
             VALUE_SIZE=value.shape[-1],
@@ -220,6 +222,7 @@ def _write(
     value_head_stride: tl.tensor,
     table_width: tl.tensor,  # P
     KV_HEADS: tl.constexpr,
+    STORES_VALUES: tl.constexpr,
     PAGE: tl.constexpr,
     SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
@@ -233,8 +236,9 @@ def _write(
     feature = tl.arange(0, BLOCK)
     k = tl.load(key + token * key_stride + kv_head * key_head_stride + feature, mask=feature < SIZE)
     tl.store(keys + page * (SIZE * PAGE) + feature * PAGE + column % PAGE, k, mask=feature < SIZE)
-    v = tl.load(value + token * value_stride + kv_head * value_head_stride + feature, mask=feature < VALUE_SIZE)
-    tl.store(values + (page * PAGE + column % PAGE) * VALUE_SIZE + feature, v, mask=feature < VALUE_SIZE)
+    if STORES_VALUES:
+        v = tl.load(value + token * value_stride + kv_head * value_head_stride + feature, mask=feature < VALUE_SIZE)
+        tl.store(values + (page * PAGE + column % PAGE) * VALUE_SIZE + feature, v, mask=feature < VALUE_SIZE)
 
 
 @triton.jit

@@ -49,26 +49,33 @@ def fixed_order_linear(
     """Return x · weightᵀ + bias, summed in float32 and rounded once.
 
     Args:
-        x: [..., in_features], float32, bfloat16 or float16.
-        weight: [out_features, in_features] of the same type, contiguous.
+        x: [..., in_features], float32, bfloat16 or float16; with H heads [..., H, in_features].
+        weight: [out_features, in_features] or [H, out_features, in_features] of the same type, contiguous.
         bias: [out_features].
         out_dtype: of the result; None: that of x.
 
     Returns:
-        [..., out_features]
+        [..., out_features] or [..., H, out_features]
     """
-    features, inputs = weight.shape
-    flat = x.reshape(-1, inputs)
+    features, inputs = weight.shape[-2:]
+    heads = weight.shape[0] if weight.dim() == 3 else 1
+    flat = x.reshape(-1, heads * inputs)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     tokens = len(flat)
-    output = torch.empty(tokens, features, dtype=out_dtype or x.dtype, device=x.device)
+    output = torch.empty(tokens, heads * features, dtype=out_dtype or x.dtype, device=x.device)
     gpu = _gpu(x.device)
     tile = _FLOAT32 if x.dtype == torch.float32 else _tile(tokens, features, gpu).fitting(gpu.shared_bytes)
     blocks = triton.cdiv(features, tile.features) * triton.cdiv(tokens, tile.tokens)
-    described = gpu.copies_tiles and tile.tokens >= _DESCRIBED_TOKENS and _is_aligned(flat) and _is_aligned(weight)
+    described = (
+        heads == 1
+        and gpu.copies_tiles
+        and tile.tokens >= _DESCRIBED_TOKENS
+        and _is_aligned(flat)
+        and _is_aligned(weight)
+    )
     if blocks:
         with torch.cuda.device_of(x):
-            _multiply[(blocks,)](
+            _multiply[(blocks, heads)](
                 TensorDescriptor.from_tensor(flat, [tile.tokens, tile.inputs]) if described else flat,
                 TensorDescriptor.from_tensor(weight, [tile.features, tile.inputs]) if described else weight,
                 *(weight if bias is None else bias, output),
@@ -118,10 +125,10 @@ def _is_aligned(matrix: Tensor) -> bool:
 
 @triton.jit(do_not_specialize=["tokens"])
 def _multiply(
-    x: tl.tensor,  # [tokens, inputs], or a descriptor of it
-    weight: tl.tensor,  # [features, inputs], or a descriptor of it
+    x: tl.tensor,  # [tokens, heads, inputs], or of a single head a descriptor of it
+    weight: tl.tensor,  # [heads, features, inputs], or a descriptor of it
     bias: tl.tensor,  # [features]
-    output: tl.tensor,  # [tokens, features]
+    output: tl.tensor,  # [tokens, heads, features]
     tokens: tl.tensor,
     features: tl.tensor,
     inputs: tl.tensor,
@@ -133,7 +140,11 @@ def _multiply(
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
 ) -> None:
-    """Compute a tile of features times tokens. Programs that read the same weights are neighbours in the grid."""
+    """Compute a tile of features times tokens. Programs that read the same weights are neighbours in the grid.
+
+    The grid is [tiles, heads].
+    """
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     token_blocks = tl.cdiv(tokens, TOKENS)
     block = tl.program_id(0)
     first_feature, first_token = block // token_blocks * FEATURES, block % token_blocks * TOKENS
@@ -142,8 +153,8 @@ def _multiply(
     exists = (token < tokens)[None, :]
     index = tl.arange(0, INPUTS)
     if not DESCRIBED:
-        weights = weight + tl.minimum(feature, features - 1)[:, None] * inputs + index[None, :]
-        vectors = x + token[None, :] * x_stride + index[:, None]
+        weights = weight + (head * features + tl.minimum(feature, features - 1))[:, None] * inputs + index[None, :]
+        vectors = x + head * inputs + token[None, :] * x_stride + index[:, None]
     total = tl.zeros([FEATURES, TOKENS], tl.float32)
     for start in range(0, inputs, INPUTS):
         if DESCRIBED:  # zero where there is nothing
@@ -160,7 +171,7 @@ def _multiply(
     if HAS_BIAS:
         total += tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)[:, None]
     tl.store(
-        output + token[None, :] * features + feature[:, None],
+        output + (token * heads + head)[None, :] * features + feature[:, None],
         total.to(output.dtype.element_ty),
         mask=(feature < features)[:, None] & exists,
     )

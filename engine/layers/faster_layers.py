@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine.layers.latent import replace_latent_projections
 from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order, has_kernel, pack_linears
 from engine.layers.lora import LoraLayers
 from engine.layers.mlp import replace_activations, replace_mlps
@@ -88,6 +89,7 @@ def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True, lor
 
 def use_faster_parts(module: nn.Module, *, deterministic: bool = False, lora: LoraLayers | None = None) -> None:
     """Replace layers below a module that is no whole model, such as heads that draft. Otherwise as above."""
+    replace_latent_projections(module, deterministic=deterministic)
     if lora is None:
         pack_linears(module, deterministic=deterministic)
     else:

@@ -9,7 +9,10 @@ order (`FixedOrderLinear`).
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dis import get_instructions
 from functools import partial
+from inspect import unwrap
+from itertools import pairwise
 from typing import TypeGuard
 
 import torch
@@ -58,37 +61,42 @@ def has_fixed_order(weight: Tensor) -> bool:
 
 
 class FixedOrderLinear(nn.Module):
-    """A linear layer that gives a token the same bits however many tokens run beside it."""
+    """A linear layer, or one for each of H heads, that gives a token the same bits however many run beside it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> None:
-        """weight: [out_features, in_features]; bias: [out_features]; out_dtype: of the result; None: the input's."""
+        """
+        weight: [out_features, in_features] or [H, out_features, in_features].
+        bias: [out_features].
+        out_dtype: of the result; None: the input's.
+        """
         super().__init__()
         self.weight = weight.detach().contiguous()
         self.bias = None if bias is None else bias.detach()
         self._out_dtype = out_dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features]; returns [..., out_features]."""
+        """x: [..., in_features] or [..., H, in_features]; returns [..., out_features] or [..., H, out_features]."""
         from engine.kernels.triton_linear import fixed_order_linear
 
         return fixed_order_linear(x, self.weight, self.bias, self._out_dtype)
 
 
-_Multiplication = structure("*x *weight *bias rows size columns threads *output")
+_Multiplication = structure("*x *weight *bias rows heads size columns threads *output")
 
 
 class NativeLinear(nn.Module):
-    """A linear layer; the result equals that of `nn.Linear` up to rounding."""
+    """A linear layer, or one for each of H heads; the result equals that of `nn.Linear` up to rounding."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> None:
-        """weight: [out_features, in_features], see `has_kernel`; bias: [out_features].
-
+        """
+        weight: [out_features, in_features] or [H, out_features, in_features], see `has_kernel`.
+        bias: [out_features].
         out_dtype: of the result: that of the weights, or float32.
         """
         super().__init__()
         native = library()
         assert native is not None
-        columns, size = weight.shape
+        columns, size = weight.shape[-2:]
         panel, depth = native.linear_panel(), _DEPTHS[weight.dtype]
         padding = -columns % panel
         padded = pad(weight.detach(), (0, 0, 0, padding)) if padding else weight.detach()
@@ -98,20 +106,21 @@ class NativeLinear(nn.Module):
             weight.new_zeros(columns, dtype=torch.float32) if bias is None else bias.detach().float().contiguous()
         )
         self._out_dtype = out_dtype or weight.dtype
+        self._heads = weight.shape[0] if weight.dim() == 3 else 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., out_features].
+        """Return [..., out_features], with H before that if the layer has heads.
 
-        x: [..., in_features], of the weights' dtype.
+        x: [..., in_features], or [..., H, in_features], of the weights' dtype.
 
         Raises:
             ValueError: x has another dtype or another number of features.
         """
-        return _multiply(x, self.weight, self.bias, self._out_dtype)
+        return _multiply(x, self.weight, self.bias, self._out_dtype, self._heads)
 
 
 @native_operator
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor, out_dtype: torch.dtype) -> Tensor:
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor, out_dtype: torch.dtype, heads: int) -> Tensor:
     if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1] * weight.shape[3]:
         features = weight.shape[1] * weight.shape[3]
         raise ValueError(f"inputs are {x.shape[-1]} features in {x.dtype}, not {features} in {weight.dtype}")
@@ -120,7 +129,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor, out_dtype: torch.dtype) -
     output = empty(*x.shape[:-1], columns, dtype=out_dtype)
     arguments = _Multiplication(
         *(x.data_ptr(), weight.data_ptr(), bias.data_ptr()),
-        *(x.shape[:-1].numel(), x.shape[-1], columns, torch.get_num_threads()),
+        *(x.shape[:-1].numel() // heads, heads, x.shape[-1], columns, torch.get_num_threads()),
         output.data_ptr(),
     )
     call(_FUNCTIONS[x.dtype, out_dtype], arguments)
@@ -128,9 +137,9 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor, out_dtype: torch.dtype) -
 
 
 def has_kernel(weight: Tensor) -> bool:
-    """Whether there is a fast function for such weights, [out_features, in_features], on this machine."""
+    """Whether there is a fast function for such weights, [..., out_features, in_features], on this machine."""
     depth = _DEPTHS.get(weight.dtype)
-    if weight.device.type != "cpu" or depth is None or weight.shape[1] % depth:
+    if weight.device.type != "cpu" or depth is None or weight.shape[-1] % depth:
         return False
     native = library()
     return native is not None and native.linear_panel() > 0
@@ -293,12 +302,33 @@ def pack_linears(
     _replace_multiplied(module, deterministic, wrap)
     for name, child in module.named_children():
         faster: nn.Module | None = None
-        if _profits(child):
+        if _profits(child) and not _reads_weight(module, name):
             faster = _replacement(_weight(child), child.bias, deterministic)
         if isinstance(child, nn.Linear | Conv1D):
             setattr(module, name, wrap([child], faster or child))
         else:
             pack_linears(child, deterministic=deterministic, wrap=wrap)
+
+
+class LinearHeads(nn.Module):
+    """A linear layer for each of H heads."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H, in_features]; returns [..., H, out_features]."""
+        return torch.stack([layer(x[..., head, :]) for head, layer in enumerate(self.layers)], dim=-2)
+
+
+def make_head_linears(weight: Tensor, *, deterministic: bool = True) -> nn.Module:
+    """Return a layer for each of H heads, of these weights, [H, out_features, in_features], fast on their device."""
+    if deterministic and has_fixed_order(weight):
+        return FixedOrderLinear(weight, None)
+    if has_kernel(weight):
+        return NativeLinear(weight, None)
+    return LinearHeads([make_linear(part, deterministic=deterministic) for part in weight])
 
 
 def make_linear(
@@ -376,6 +406,12 @@ def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
     if weight.device.type != "cpu":
         return weight.is_floating_point()
     return has_fixed_order(weight) or has_kernel(weight) or _onednn_computes(weight)
+
+
+def _reads_weight(module: nn.Module, name: str) -> bool:
+    """Whether a module's forward takes the weight of the layer with this name, as routers may, not its result."""
+    read = [instruction.argval for instruction in get_instructions(unwrap(type(module).forward))]
+    return (name, "weight") in pairwise(read)
 
 
 def _onednn_computes(weight: Tensor) -> bool:

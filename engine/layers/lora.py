@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from decoding.errors import ConfigError
+from engine.layers.latent import PROJECTION
 from engine.layers.linear import make_linear
 
 LoraPair = tuple[Tensor, Tensor]  # of one linear layer: down [r, in], and up [out, r], scaled: W + up · down
@@ -121,6 +122,8 @@ class LoraLayers:
     def check(self, pairs: Mapping[str, LoraPair]) -> None:
         """Raise ConfigError if an adapter, by the paths of layers, is not for this model, or is unfit for it."""
         for path, (down, up) in pairs.items():
+            if path not in self._layers and path.endswith(f".{PROJECTION}"):
+                raise ConfigError(f"{path} takes no adapters, because its latents are kept; train one without it")
             if path not in self._layers:
                 raise ConfigError(f"the model has no linear layer {path!r} that takes adapters; it is another base's")
             linear, index = self._layers[path]

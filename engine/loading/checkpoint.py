@@ -25,7 +25,12 @@ from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
 from engine.loading.gguf.files import auto_dtype, is_gguf, read_stored_bytes, settings_folder, weights_folder
 from engine.loading.host import PREFILL_CHUNK
-from engine.loading.quantization import Quantization, quantization_config, weight_bytes
+from engine.loading.quantization import (
+    Quantization,
+    quantization_config,
+    restore_latent_projections,
+    weight_bytes,
+)
 from engine.loading.quantizer import IntegerConfig, round_layers
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
@@ -126,6 +131,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
         model = _merge_adapter(spec, model)
     if later:
         round_layers(model, options["quantization_config"].bits)
+    restore_latent_projections(model)
     if token_ids is not None:
         DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
     return model

@@ -16,6 +16,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from decoding.errors import ConfigError
+from engine.layers.latent import PROJECTION, latent_layers
 from engine.loading.quantizer import GROUP, IntegerConfig, rounded_layers
 
 Quantization = Literal["int4", "int8", "nf4"]
@@ -75,11 +76,26 @@ def weight_bytes(skeleton: PreTrainedModel, dtype: torch.dtype, kind: Quantizati
     return int(sum(sizes.values()))
 
 
+@torch.no_grad()
+def restore_latent_projections(model: PreTrainedModel) -> None:
+    """Replace quantised projections of latents by plain layers of the same weights."""
+    for module in latent_layers(model):
+        projection = module.kv_b_proj
+        if type(projection) is not nn.Linear:
+            eye = torch.eye(module.kv_lora_rank, dtype=model.dtype, device=module.kv_b_proj.weight.device)
+            weight = projection(eye).T.contiguous()
+            plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            plain.weight = nn.Parameter(weight, requires_grad=False)
+            module.kv_b_proj = plain
+
+
 def _linear_weights(skeleton: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights that transformers would quantise, by layer name: linear layers but the one for logits."""
     kept = get_keys_to_not_convert(skeleton)
     return {
         name: module.weight
         for name, module in skeleton.named_modules()
-        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept)
+        if (type(module) is nn.Linear or isinstance(module, Conv1D))
+        and should_convert_module(name, kept)
+        and not name.endswith(f".{PROJECTION}")
     }

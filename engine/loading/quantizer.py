@@ -14,6 +14,7 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from engine.kernels.quantized_weight import QuantizedWeight, rounded_to_nearest
+from engine.layers.latent import PROJECTION
 from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, QuantizedModule
 
 METHOD = "consort"  # in a checkpoint's configuration
@@ -55,7 +56,7 @@ def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.
         if any(module is end for end in ends):
             if alike:
                 yield name, module, 8
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear) and not name.endswith(f".{PROJECTION}"):  # it runs in two directions
             yield name, module, bits
 
 

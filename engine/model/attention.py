@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
-from transformers import AttentionInterface, PretrainedConfig
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
@@ -22,6 +22,7 @@ from engine.kernels import native_attention as native
 from engine.kernels.attention import AttentionArgs, RaggedBatch, Reach
 from engine.kernels.native import native_operator
 from engine.kernels.operator_trace import as_one_operator
+from engine.layers.latent import EXPANSION, PROJECTION, LatentHeads, latent_layers, replace_latent_projections
 
 if TYPE_CHECKING:
     from engine.model.kv_pages import KVPages
@@ -87,7 +88,7 @@ def _tokens_before(batch: RaggedBatch) -> Tensor:
 
 
 def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
-    module: torch.nn.Module,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -101,7 +102,8 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
 ) -> tuple[Tensor, Tensor | None]:
     """Attend to the pages of the current rows; without rows, as in `generate`, by the model's own plain attention.
 
-    query: [1, heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim]. Returns [1, N, heads, head_dim].
+    query: [1, heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim], or what `use_pages` makes of them.
+    Returns [1, N, heads, head_dim].
 
     Raises:
         ConfigError: the layer uses a feature that attention over pages does not have.
@@ -112,18 +114,20 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
         options |= {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         output: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, **options)
         return output
-    kv_pages = rows.cache
+    kv_pages, projection = rows.cache, getattr(module, PROJECTION, None)
+    latents = projection if isinstance(projection, LatentHeads) else None
     if module not in kv_pages.layers:
         if options.get("position_bias") is not None:
             raise ConfigError("the model's attention uses position_bias, which attention over pages does not support")
-        kv_pages.add_layer(module, key, value)
-    keys, values = kv_pages.layers[module]
+        kv_pages.add_layer(module, key, value if latents is None else None)
+    keys, *values = kv_pages.layers[module]
+    states = query[0].transpose(0, 1)
     args = AttentionArgs(
-        query=query[0].transpose(0, 1),
+        query=states if latents is None else latents.absorb(states),
         key=key[0].transpose(0, 1),
         value=value[0].transpose(0, 1),
         keys=keys,
-        values=values,
+        values=values[0] if values else None,
         tables=kv_pages.tables_on(query.device),
         batch=rows.batch,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -134,7 +138,32 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
     attended = _attend(*args)
     if rows.reader is not None:
         rows.reader.read(args)
-    return attended[None], None
+    return (attended if latents is None else latents.values(attended))[None], None
+
+
+def use_pages(model: PreTrainedModel) -> None:
+    """Let a model attend to pages. These hold latents where it has them, if its layers are not spread over devices.
+
+    Raises:
+        ValueError: its attention can't be replaced.
+    """
+    model.set_attn_implementation(NAME)
+    if (model.tp_size or 1) > 1:
+        return
+    replace_latent_projections(model)
+    for module in latent_layers(model):
+        if EXPANSION not in vars(module):
+            vars(module)[EXPANSION] = _not_over_rows(module.expand_kv)
+
+
+def _not_over_rows(expand: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def keys_and_values(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+        """latents: [1, 1, N, R]; rotated: the rotated part of keys, [1, 1, N, ·]. Returns what pages hold of both."""
+        if current_rows() is None:
+            return expand(latents, rotated)
+        return torch.cat([latents, rotated], dim=-1), latents
+
+    return keys_and_values
 
 
 def model_reach(config: PretrainedConfig) -> Reach | None:
@@ -145,7 +174,7 @@ def model_reach(config: PretrainedConfig) -> Reach | None:
     return None if window is None else Reach(window)
 
 
-def _chunks(module: torch.nn.Module) -> Reach | None:
+def _chunks(module: nn.Module) -> Reach | None:
     """Return the chunks of a layer that sees one at a time. Its class leaves that to masks."""
     config: Any = getattr(module, "config", None)
     if getattr(config, "attention_chunk_size", None) is None or config.layer_types[module.layer_idx] != _CHUNKED:

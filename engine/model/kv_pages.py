@@ -25,8 +25,9 @@ class KVPages(PageTables):
         """capacity: the most columns of a slot. pages: for all slots together; None: as many as they can ever need."""
         super().__init__(slots=slots, capacity=capacity, pages=pages, page_size=page_size)
         self.dtype: torch.dtype | None = None  # the pages'; None: that of the states. Set it before the first call
-        # by module: keys [pages + 1, kv_heads, head_dim, page_size], values [pages + 1, kv_heads, page_size, head_dim]
-        self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
+        # by module: keys [pages + 1, kv_heads, head_dim, page_size], values [pages + 1, kv_heads, page_size, head_dim];
+        # of latents keys alone
+        self.layers: dict[torch.nn.Module, tuple[Tensor, ...]] = {}
         self.states: RowStates | None = None  # of layers that carry one; None: none does
         self.state_memory: dict[Hashable, tuple[Tensor, ...]] = {}  # by layer and kind, [cells, …] each
         self._mirrors: dict[torch.device, Tensor] = {self.tables.device: self.tables}
@@ -111,13 +112,17 @@ class KVPages(PageTables):
         stores = [*self.layers.values(), *self.state_memory.values()]
         return stores[-1][0].device
 
-    def add_layer(self, module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
-        """Allocate the pages of an attention module. key, value: [1, kv_heads, N, head_dim], examples of its states."""
-        pages, heads = self.allocator.pages + 1, key.shape[1]
-        self.layers[module] = (
-            _zeros((pages, heads, key.shape[3], self.page_size), self.dtype or key.dtype, key.device),
-            _zeros((pages, heads, self.page_size, value.shape[3]), self.dtype or value.dtype, value.device),
-        )
+    def add_layer(self, module: torch.nn.Module, key: Tensor, value: Tensor | None) -> None:
+        """Allocate the pages of an attention module.
+
+        key, value: [1, kv_heads, N, head_dim], examples of its states. value: None: they are the beginnings of keys.
+        """
+        shape, dtype = (self.allocator.pages + 1, key.shape[1]), self.dtype or key.dtype
+        keys = _zeros((*shape, key.shape[3], self.page_size), dtype, key.device)
+        if value is None:
+            self.layers[module] = (keys,)
+        else:
+            self.layers[module] = keys, _zeros((*shape, self.page_size, value.shape[3]), dtype, key.device)
 
     def prepare_writes(self, extents: Iterable[tuple[int, int, int]]) -> None:
         """Reserve pages for the columns start … end - 1 of slots: slot, start, end. Call it before a forward.
@@ -169,10 +174,11 @@ class KVPages(PageTables):
         for device in self._devices():
             pages, offsets = self._locate(slot, source, device)
             target_pages, target_offsets = self._locate(slot, range(target, target + len(source)), device)
-            for keys, values in self.layers.values():
+            for keys, *values in self.layers.values():
                 if keys.device == device:
                     keys[target_pages, :, :, target_offsets] = keys[pages, :, :, offsets]
-                    values[target_pages, :, target_offsets] = values[pages, :, offsets]
+                    for store in values:
+                        store[target_pages, :, target_offsets] = store[pages, :, offsets]
 
     def _locate(self, slot: int, columns: Sequence[int], device: torch.device) -> Tensor:
         """Return the pages of a slot's columns and the offsets in them, [2, n] int64."""
@@ -180,7 +186,7 @@ class KVPages(PageTables):
         return tensor_on(device, [pages, [column % self.page_size for column in columns]], torch.int64)
 
     def _devices(self) -> set[torch.device]:
-        return {keys.device for keys, _ in self.layers.values()}
+        return {keys.device for keys, *_ in self.layers.values()}
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

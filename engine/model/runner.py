@@ -17,7 +17,7 @@ from engine.kernels.native_replay import record_at_once
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS
 from engine.layers.linear import FixedOrderLinear
 from engine.layers.lora import LoraLayers
-from engine.model.attention import NAME, AttentionReader
+from engine.model.attention import AttentionReader, use_pages
 from engine.model.cuda import GraphRecorder, Replay
 from engine.model.cuda_graphs import CudaGraphs, usual_tokens
 from engine.model.forward import COMPARED_START, ModelForward
@@ -52,7 +52,7 @@ class Runner:
         """
         self.model = model.eval().requires_grad_(False)
         try:
-            model.set_attn_implementation(NAME)
+            use_pages(model)
         except ValueError as error:
             raise ConfigError(f"{type(model).__name__} can't run over KV slots: {error}") from error
         self.device = model.device

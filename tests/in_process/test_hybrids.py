@@ -115,6 +115,10 @@ def test_texts_are_the_same_with_drafts_in_company_and_after_preemption(folder: 
 
 
 def test_greedy_texts_are_those_of_generate(folder: Path) -> None:
+    check_greedy_texts(folder)
+
+
+def check_greedy_texts(folder: Path) -> None:
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with Engine({"target": ("target", load(folder))}, LoopOptions(adaptive=False)) as engine:
         for request, text in zip(requests(PLAIN), texts(engine, requests(PLAIN)), strict=True):

@@ -115,6 +115,14 @@ def main() -> None:
         keys, values = (torch.zeros(1, 8, *shape).to(cache) for shape in ((128, 16), (16, 128)))
         attend(AttentionArgs(query, new, new, keys, values, tables, batch, scale=0.1, **options))
 
+    def launch_latent_attention() -> None:
+        batch, tables = text_batch(4, 6, 2048, "cpu")
+        query, new, keys = (
+            torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((24, 128, 576), (24, 1, 576), (1, 1, 576, 16))
+        )
+        attend(AttentionArgs(query, new, new[..., :512], keys, None, tables, batch, scale=0.1))
+
+    compile_launches("latents", launch_latent_attention)
     compile_launches("bfloat16", lambda: launch_attention(torch.bfloat16))
     compile_launches("wide groups", lambda: launch_attention(torch.bfloat16, heads=64))
     compile_launches(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -15,6 +16,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniCPM3Config,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
@@ -77,6 +79,33 @@ CONFIGS: dict[str, PretrainedConfig] = {
         no_rope_layers=[1, 0, 1],
         attention_chunk_size=8,
         floor_scale=5,
+    ),
+    "minicpm3": MiniCPM3Config(
+        **_SHAPE,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=24,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=12,
+    ),
+    "deepseek": DeepseekV3Config(
+        **_SHAPE,
+        num_key_value_heads=4,
+        q_lora_rank=None,
+        kv_lora_rank=16,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        first_k_dense_replace=3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+        },
     ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2

@@ -14,7 +14,7 @@ from decoding.errors import ConfigError
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 from training.pruning import block_influence, decoder_layers, keep_layers, most_influential, trim_vocabulary
 
-FAMILIES = sorted(CONFIGS)
+FAMILIES = sorted(CONFIGS.keys() - {"minicpm3"})  # whose layers' results are scaled by their number
 TEXT = torch.tensor([[3, 9, 27, 17, 51, 25, 11, 33], [2, 4, 8, 16, 32, 60, 58, 54]])
 KEPT = [40, 2, 3, 9, 27, 17, 51, 25, 11, 33, 63]
 

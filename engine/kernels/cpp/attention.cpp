@@ -22,8 +22,10 @@ void write_token(const Call& call, int64_t token, int64_t head) {
     const char* key = call.key + (token * call.key_token + head * call.key_head) * size;
     const char* value = call.value + (token * call.value_token + head * call.value_head) * size;
     auto* keys = const_cast<char*>(call.page(call.keys, row, head, column, call.key_dim));
-    auto* values = const_cast<char*>(call.page(call.values, row, head, column, call.value_dim));
-    std::memcpy(values + offset * call.value_dim * size, value, call.value_dim * size);
+    if (call.values != nullptr) {
+        auto* values = const_cast<char*>(call.page(call.values, row, head, column, call.value_dim));
+        std::memcpy(values + offset * call.value_dim * size, value, call.value_dim * size);
+    }
     if (size == 4)
         for (int64_t d = 0; d < call.key_dim; ++d)
             reinterpret_cast<uint32_t*>(keys)[d * page_size + offset] = reinterpret_cast<const uint32_t*>(key)[d];
@@ -61,7 +63,7 @@ std::vector<Item> share(const Call& call, int64_t& partials) {
             }
             const int64_t first_split = start / split_size, end_split = last / split_size + 1;
             const bool apart = call.threads > 1 && end - first <= tokens && end_split - first_split > 1;
-            for (int64_t head = 0; head < call.kv_heads; ++head) {
+            for (int64_t head = 0; head < call.kv_heads * call.divided; ++head) {
                 if (!apart) items.push_back({row, head, token, count, first_split, end_split, -1});
                 for (int64_t split = first_split; apart && split < end_split; ++split) {
                     items.push_back({row, head, token, count, split, split + 1, partials});
@@ -87,6 +89,16 @@ class Scratch {
 void finish_all(const Call& call, const Item& item, const Partial* partials) {
     for (int64_t i = 0; i < item.count * call.shared(); ++i)
         finish(call, item.token + i / call.shared(), item.head * call.shared() + i % call.shared(), partials[i]);
+}
+
+// Returns `divided`, so that each thread has a tile. Every tile reads the keys anew, so none has few queries.
+int64_t divide(const Call& call) {
+    constexpr int64_t least_queries = 8;
+    const int64_t tiles = call.offsets[call.rows] * call.kv_heads, queries = call.shared();
+    int64_t divided = 1;
+    while (tiles * divided < call.threads && queries % (2 * divided) == 0 && queries / (2 * divided) >= least_queries)
+        divided *= 2;
+    return divided;
 }
 
 void attend(const Call& call) {
@@ -127,4 +139,8 @@ void attend(const Call& call) {
 
 }  // namespace attention
 
-extern "C" void attend(const attention::Call* call) { attention::attend(*call); }
+extern "C" void attend(const attention::Arguments* arguments) {
+    attention::Call call{*arguments};
+    call.divided = attention::divide(call);
+    attention::attend(call);
+}

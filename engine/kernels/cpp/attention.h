@@ -22,28 +22,33 @@ constexpr int64_t group = lanes == 16 ? 8 : 4;  // queries whose sums are in reg
 constexpr float masked = -1e30f;                // best score where nothing is visible
 constexpr float least = -80.0f;                 // its exponential counts as 0: denormal numbers are slow
 
-struct Call {
+// What Python gives.
+struct Arguments {
     int64_t rows, heads, kv_heads, key_dim, value_dim, table_width, reach, in_chunks, threads, writes;
     Number number, page_number;
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;  // strides
     const char *query, *key, *value;
-    char *keys, *values;
+    char *keys, *values;  // values: null where each is the beginning of its key
     const int32_t* tables;
     const int64_t *slots, *offsets, *columns, *positions, *row_of, *trunks, *branches;
     const float* sinks;
     char* output;
     float scale, softcap;
+};
 
-    int64_t shared() const { return heads / kv_heads; }
+struct Call : Arguments {
+    int64_t divided = 1;  // into how many tiles the queries are divided that share a token and a kv head
+
+    int64_t shared() const { return heads / kv_heads / divided; }  // queries of a token in a tile
     int64_t padded() const { return (value_dim + lanes - 1) / lanes * lanes; }
     int64_t first(int64_t token) const {
         const int64_t position = positions[token];
         return in_chunks ? position / reach * reach : std::max<int64_t>(0, position - reach + 1);
     }
 
-    const char* page(const char* pages, int64_t row, int64_t head, int64_t column, int64_t dim) const {
+    const char* page(const char* pages, int64_t row, int64_t kv_head, int64_t column, int64_t dim) const {
         const int64_t page = tables[slots[row] * table_width + column / page_size];
-        return pages + (page * kv_heads + head) * page_size * dim * bytes(page_number);
+        return pages + (page * kv_heads + kv_head) * page_size * dim * bytes(page_number);
     }
 };
 
@@ -169,7 +174,7 @@ struct Buffers {
 class Tile {
     const Call& call;
     const int64_t shared, padded;
-    int64_t row, head, token, count;  // count: of tokens
+    int64_t row, head, kv_head, token, count;  // head: of the kv heads' divided queries; count: of tokens
     std::vector<Sight> sights;
     const int64_t most;  // queries of a tile
     float *const scores, *const copied_values, *const sums, *const copied_keys, *const queries, *const best;
@@ -220,6 +225,7 @@ class Tile {
   private:
     void look(int64_t row, int64_t head, int64_t token, int64_t count) {
         this->row = row, this->head = head, this->token = token, this->count = count;
+        kv_head = head / call.divided;
         sights.resize(count);
         text = least_first = std::numeric_limits<int64_t>::max();
         most_first = end = last_column = 0;
@@ -255,7 +261,8 @@ class Tile {
         const bool ends = block + block_size > text;
         const int64_t limit = ends && branched ? last_column + 1 : std::min(block + block_size, last_column + 1);
         const int64_t start = std::max(block, least_first / page_size * page_size);
-        const bool copies = count * shared > few_queries || call.page_number > Number::bfloat16 || call.value_dim != padded;
+        const bool copies = count * shared > few_queries || call.page_number > Number::bfloat16 ||
+                            call.value_dim != padded || call.values == nullptr;
         find(block, start, limit, copies);
         if (copies || call.page_number == Number::float32) {
             compute<float>(block, start, limit, ends, !copies);
@@ -269,25 +276,39 @@ class Tile {
         const int64_t key_dim = call.key_dim, value_dim = call.value_dim;
         for (int64_t i = 0; !copies && i < span / page_size; ++i) {
             const int64_t column = std::min(block + block_size + i * page_size, last_column);
-            next_keys[i] = call.page(call.keys, row, head, column, key_dim);
-            next_values[i] = call.page(call.values, row, head, column, value_dim);
+            next_keys[i] = call.page(call.keys, row, kv_head, column, key_dim);
+            next_values[i] = call.page(call.values, row, kv_head, column, value_dim);
         }
         for (int64_t column = start; column < limit; column += page_size) {
             const int64_t index = column - block, used = std::min(page_size, limit - column);
-            const char* keys = call.page(call.keys, row, head, column, key_dim);
-            const char* values = call.page(call.values, row, head, column, value_dim);
+            const char* keys = call.page(call.keys, row, kv_head, column, key_dim);
+            const char* values = call.values ? call.page(call.values, row, kv_head, column, value_dim) : nullptr;
             key_pages[index / page_size] = keys;
-            for (int64_t i = 0; i < used; ++i)
+            for (int64_t i = 0; values != nullptr && i < used; ++i)
                 value_rows[index + i] = values + i * value_dim * bytes(call.page_number);
             if (!copies) continue;
             widen(keys, call.page_number, key_dim * page_size, &copied_keys[index * key_dim]);
             key_pages[index / page_size] = &copied_keys[index * key_dim];
+            if (values == nullptr) {
+                copy_values(index, used);
+                continue;
+            }
             if (value_dim == padded) widen(values, call.page_number, used * value_dim, &copied_values[index * padded]);
             for (int64_t i = 0; i < used; ++i) {
                 float* to = &copied_values[(index + i) * padded];
                 if (value_dim != padded) widen(value_rows[index + i], call.page_number, value_dim, to);
                 value_rows[index + i] = to;
             }
+        }
+    }
+
+    // Takes the values of a page's columns from its keys.
+    void copy_values(int64_t index, int64_t used) {
+        const float* keys = &copied_keys[index * call.key_dim];
+        for (int64_t i = 0; i < used; ++i) {
+            float* to = &copied_values[(index + i) * padded];
+            for (int64_t d = 0; d < call.value_dim; ++d) to[d] = keys[d * page_size + i];
+            value_rows[index + i] = to;
         }
     }
 

@@ -2,7 +2,8 @@
 //
 // Each result is one sum in float32 over the input features, always in the same order. So it has the same bits for every
 // number of rows or threads. bfloat16 is multiplied in tiles where there are any, with one row as with many. Weights lie
-// in panels of neighbouring output features: [panels, size / depth, panel, depth].
+// in panels of neighbouring output features: [panels, size / depth, panel, depth]. Several heads, of which each multiplies
+// inputs of its own, have their panels one after another.
 
 #include "products.h"
 #include "tiles.h"
@@ -126,34 +127,39 @@ void multiply_chunk(int64_t count, int64_t block, const typename Kind::Input* x,
 }
 
 struct Call {
-    const void *x, *weight;  // x: [rows, size]; weight: see above
-    const float* bias;       // [columns]
-    int64_t rows, size, columns, threads;
-    void* output;  // [rows, columns]
+    const void *x, *weight;  // x: [rows, heads, size]; weight: see above
+    const float* bias;       // [columns], for each head
+    int64_t rows, heads, size, columns, threads;
+    void* output;  // [rows, heads, columns]
+
+    int64_t panels() const { return divide_up(columns, panel); }  // of a head
 };
 
 template <typename Kind, typename Output>
 void linear(const Call& call, const typename Kind::Input* x) {
     constexpr int64_t depth = Kind::depth;
-    const int64_t rows = call.rows, size = call.size, columns = call.columns;
+    const int64_t rows = call.rows, heads = call.heads, size = call.size, columns = call.columns;
     const auto* weight = static_cast<const typename Kind::Stored*>(call.weight);
     auto* output = static_cast<Output*>(call.output);
     const int64_t chunk = part(rows, most_chunk), block = part(chunk, Kind::most_rows);
     const int64_t all_steps = size / depth, some_steps = part(all_steps, most_steps / depth);
-    const int64_t panels = divide_up(columns, panel);
+    const int64_t panels = call.panels(), all_panels = heads * panels;
 #pragma omp parallel for num_threads(call.threads) schedule(static)
-    for (int64_t task = 0; task < divide_up(rows, chunk) * panels; ++task) {
-        const int64_t first = task / panels * chunk, column = task % panels * panel;
+    for (int64_t task = 0; task < divide_up(rows, chunk) * all_panels; ++task) {
+        const int64_t first = task / all_panels * chunk, index = task % all_panels, column = index % panels * panel;
         const int64_t count = std::min(chunk, rows - first), width = std::min(panel, columns - column);
+        const int64_t row_of_head = first * heads + index / panels;
         float sums[most_chunk * panel];
         for (int64_t row = 0; row < count; ++row)
             std::fill_n(std::copy_n(call.bias + column, width, sums + row * panel), panel - width, 0.0f);
         for (int64_t step = 0; step < all_steps; step += some_steps)
-            multiply_chunk<Kind>(count, block, x + first * size + step * depth, size,
-                                 weight + column * size + step * panel * depth, std::min(some_steps, all_steps - step),
-                                 sums);
-        for (int64_t row = 0; row < count; ++row)
-            for (int64_t i = 0; i < width; ++i) store(sums[row * panel + i], output + (first + row) * columns + column + i);
+            multiply_chunk<Kind>(count, block, x + row_of_head * size + step * depth, heads * size,
+                                 weight + index * panel * size + step * panel * depth,
+                                 std::min(some_steps, all_steps - step), sums);
+        for (int64_t row = 0; row < count; ++row) {
+            Output* to = output + (row_of_head + row * heads) * columns + column;
+            for (int64_t i = 0; i < width; ++i) store(sums[row * panel + i], to + i);
+        }
     }
 }
 
@@ -173,35 +179,40 @@ template <typename Output>
 void linear_by_tiles(const Call& call) {
     constexpr int64_t block = 2 * tiles::rows;
     static_assert(panel == 2 * tiles::columns);
-    const int64_t rows = call.rows, size = tiles::packed_row(call.size), columns = call.columns;
+    const int64_t rows = call.rows, heads = call.heads, size = tiles::packed_row(call.size), columns = call.columns;
     const auto* weight = static_cast<const BFloat16*>(call.weight);
-    BFloat16* const x = tiles::packed_memory(rows, call.size);
-    const int64_t chunk = divide_up(part(rows, most_chunk), block) * block, panels = divide_up(columns, panel);
+    const int64_t rows_of_head = divide_up(rows, tiles::rows) * tiles::rows;  // packed
+    BFloat16* const x = tiles::packed_memory(heads * rows_of_head, call.size);
+    const int64_t chunk = divide_up(part(rows, most_chunk), block) * block;
+    const int64_t panels = call.panels(), all_panels = heads * panels;
     const int64_t pairs = call.size / 2, some_pairs = divide_up(part(pairs, tiles::most_pairs), tiles::pairs) * tiles::pairs;
 #pragma omp parallel num_threads(call.threads)
     {
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; ++row)
-            tiles::pack_row(static_cast<const BFloat16*>(call.x), row, call.size, x);
+        for (int64_t row = 0; row < rows * heads; ++row)
+            tiles::pack_row(static_cast<const BFloat16*>(call.x) + row * call.size, call.size,
+                            row % heads * rows_of_head + row / heads, x);
         int64_t configured = 0;
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < divide_up(rows, chunk) * panels; ++task) {
-            const int64_t first = task / panels * chunk, count = std::min(chunk, rows - first);
-            const int64_t column = task % panels * panel, width = std::min(panel, columns - column);
+        for (int64_t task = 0; task < divide_up(rows, chunk) * all_panels; ++task) {
+            const int64_t first = task / all_panels * chunk, count = std::min(chunk, rows - first);
+            const int64_t index = task % all_panels, head = index / panels;
+            const int64_t column = index % panels * panel, width = std::min(panel, columns - column);
+            const BFloat16* rows_to_multiply = x + (head * rows_of_head + first) * size;
             alignas(64) float sums[most_chunk * panel];
             for (int64_t pair = 0; pair < pairs; pair += some_pairs) {
                 for (int64_t row = 0; row < count; row += block) {
                     const int64_t these = std::min(block, count - row);
                     if (these != configured) tiles::configure(configured = these);
                     const auto multiply = these > tiles::rows ? tiles::multiply<true> : tiles::multiply<false>;
-                    multiply(x + (first + row) * size + 2 * pair * tiles::rows, size,
-                             weight + column * call.size + 2 * pair * panel, std::min(some_pairs, pairs - pair),
+                    multiply(rows_to_multiply + row * size + 2 * pair * tiles::rows, size,
+                             weight + index * panel * call.size + 2 * pair * panel, std::min(some_pairs, pairs - pair),
                              sums + row * panel, pair == 0);
                 }
             }
             for (int64_t row = 0; row < count; ++row)
                 finish_row(sums + row * panel, call.bias + column, width,
-                           static_cast<Output*>(call.output) + (first + row) * columns + column);
+                           static_cast<Output*>(call.output) + ((first + row) * heads + head) * columns + column);
         }
         if (configured) _tile_release();
     }
@@ -216,7 +227,7 @@ void linear_bfloat16(const Call& call) {
 #endif
 #ifndef __AVX512BF16__
     if (call.rows > 2 * BFloat16Pairs::most_rows) {
-        const int64_t count = call.rows * call.size;
+        const int64_t count = call.rows * call.heads * call.size;
         std::vector<float> wide(count);
 #pragma omp parallel for num_threads(call.threads)
         for (int64_t i = 0; i < count; ++i) wide[i] = load(x[i]);

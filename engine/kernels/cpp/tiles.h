@@ -67,13 +67,13 @@ inline BFloat16* packed_memory(int64_t count, int64_t size) {
     return lines.data()->numbers;
 }
 
-// Puts a row where tiles are loaded from. x: [.., size]; packed: [.., tiles of a row, rows, 2 · pairs], whose last numbers
-// of a row become zeros.
-inline void pack_row(const BFloat16* x, int64_t row, int64_t size, BFloat16* packed) {
+// Puts a row where tiles are loaded from. x: [size]; packed: [.., tiles of a row, rows, 2 · pairs], whose last numbers of a
+// row become zeros.
+inline void pack_row(const BFloat16* x, int64_t size, int64_t row, BFloat16* packed) {
     BFloat16* target = packed + row / rows * rows * packed_row(size) + row % rows * 2 * pairs;
     for (int64_t i = 0; i < size; i += 2 * pairs, target += rows * 2 * pairs) {
         const int64_t width = std::min(2 * pairs, size - i);
-        std::fill_n(std::copy_n(x + row * size + i, width, target), 2 * pairs - width, BFloat16{});
+        std::fill_n(std::copy_n(x + i, width, target), 2 * pairs - width, BFloat16{});
     }
 }
 

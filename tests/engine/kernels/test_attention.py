@@ -44,6 +44,7 @@ class Layer:
     reach: Reach | None = None
     softcap: float | None = None
     sinks: bool = False
+    latent: bool = False  # whether a value is the beginning of its key
 
     def options(self) -> dict[str, Any]:
         sinks = torch.linspace(-1, 2, self.heads).to(self.dtype) if self.sinks else None
@@ -57,6 +58,8 @@ class Text:
         generator = torch.Generator().manual_seed(seed)
         shapes = (layer.heads, layer.key_dim), (layer.kv_heads, layer.key_dim), (layer.kv_heads, layer.value_dim)
         self.states = [torch.randn(length, *shape, generator=generator).to(layer.dtype) for shape in shapes]
+        if layer.latent:
+            self.states[2] = self.states[1][..., : layer.value_dim]
 
     def __len__(self) -> int:
         return len(self.states[0])
@@ -82,7 +85,7 @@ class Pages:
         states = [torch.cat(parts) for parts in zip(*(states for _, states in rows), strict=True)]
         # As models have them.
         query, key, value = (part.transpose(0, 1).contiguous().transpose(0, 1) for part in states)
-        stores = self.keys, self.values, self.tables
+        stores = self.keys, None if layer.latent else self.values, self.tables
         output = attend(AttentionArgs(query, key, value, *stores, batch, **layer.options()))
         return list(output.split([len(row.tokens) for row, _ in rows]))
 
@@ -134,8 +137,22 @@ LAYERS = st.builds(
 )
 
 
+LATENT = st.builds(
+    Layer,
+    heads=st.sampled_from([6, 32]),
+    kv_heads=st.sampled_from([1, 2]),
+    key_dim=st.sampled_from([80, 132]),
+    value_dim=st.sampled_from([8, 64, 76]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    page_dtype=st.sampled_from([None, torch.float8_e4m3fn]),
+    reach=st.sampled_from([None, Reach(40)]),
+    latent=st.just(True),
+)
+LAYERS |= LATENT
+
+
 @needs_compiler
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(layer=LAYERS, seed=st.integers(0, 1000), length=st.integers(1, 300))
 def test_native_computes_the_reference(layer: Layer, seed: int, length: int) -> None:
     """Several rows in one call: a text, single tokens, and a tree."""
@@ -155,7 +172,7 @@ def test_native_computes_the_reference(layer: Layer, seed: int, length: int) -> 
 
 
 @needs_compiler
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(layer=LAYERS, seed=st.integers(0, 1000), length=st.integers(1, 400))
 def test_a_token_has_the_same_bits_in_any_company(layer: Layer, seed: int, length: int) -> None:
     """In chunks, beside other rows, as a path of a tree, in other pages, with more threads."""

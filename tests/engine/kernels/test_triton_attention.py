@@ -35,7 +35,8 @@ WHOLE_TREE = [Row(70, 64, True)]  # all 64 bits
 
 class Case(AttentionArgs):
     def clone(self, **options: Any) -> "Case":
-        return self._replace(keys=self.keys.clone(), values=self.values.clone(), **options)
+        values = None if self.values is None else self.values.clone()
+        return self._replace(keys=self.keys.clone(), values=values, **options)
 
 
 def make_case(
@@ -117,7 +118,8 @@ def test_equals_the_reference(rows: Sequence[Row], dtype: torch.dtype, options: 
     expected = reference.attend(expected_case)
     actual = triton_attention.attend(actual_case, SMALL)
     torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    for written, wanted in ((actual_case.keys, expected_case.keys), (actual_case.values, expected_case.values)):
+    for name in ("keys", "values"):
+        written, wanted = getattr(actual_case, name), getattr(expected_case, name)
         torch.testing.assert_close(written[1:], wanted[1:], rtol=0, atol=0, equal_nan=True)
 
 
@@ -130,6 +132,18 @@ def test_groups_and_sizes(heads: int, kv_heads: int, size: int) -> None:
 def test_eight_bit_keys_and_values() -> None:
     case = make_case(ROWS[:4], cache=torch.float8_e4m3fn)
     torch.testing.assert_close(attend(case), reference.attend(case.clone()), atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.parametrize(("heads", "dtype"), [(40, torch.float32), (6, torch.bfloat16)])
+def test_values_that_are_the_beginnings_of_keys(heads: int, dtype: torch.dtype) -> None:
+    case = make_case(ROWS[:4], heads=heads, kv_heads=1, size=40, dtype=dtype)
+    case = case._replace(value=case.key[..., :32], values=None)
+    keys = case.keys.clone()
+    expected = reference.attend(case._replace(keys=keys))
+    for tiling in (SMALL, UNDIVIDED):
+        actual = triton_attention.attend(case, tiling)
+        torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(case.keys[1:], keys[1:], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"reach": Reach(20)}, {"reach": CHUNKS}], ids=["plain", "window", "chunks"])

@@ -38,6 +38,13 @@ def test_product(dtype: torch.dtype, tokens: int) -> None:
     torch.testing.assert_close(actual.float(), expected, rtol=TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
 
 
+def test_product_of_each_head() -> None:
+    x, weight = random(5, 3, 200), random(3, 72, 200, seed=1)
+    actual = fixed_order_linear(x, weight)
+    for head in range(3):
+        assert torch.equal(actual[:, head], fixed_order_linear(x[:, head], weight[head]))
+
+
 def test_product_leaves_the_output_layer_unrounded() -> None:
     x, weight = random(2, 3, 64, dtype=torch.bfloat16), random(40, 64, dtype=torch.bfloat16, seed=1)
     actual = fixed_order_linear(x, weight, out_dtype=torch.float32)

@@ -18,6 +18,7 @@ from engine.layers.linear import (
     PackedLinear,
     _largest_group,
     has_kernel,
+    make_head_linears,
     pack_linears,
     packed_linear,
     padded_size,
@@ -74,7 +75,7 @@ def test_a_packed_model_gives_the_same_logits(
     use_faster_layers(model)
     kinds = {type(module) for module in model.modules()} & {nn.Linear, NativeLinear, PackedLinear}
     assert kinds == {kernel}
-    gated = {"llama", "llama-gqa", "llama4", "qwen3", "mistral", "mistral-window"}
+    gated = {"llama", "llama-gqa", "llama4", "qwen3", "mistral", "mistral-window", "minicpm3", "deepseek"}
     native = library() is not None and family in gated
     assert any(isinstance(module, GatedMLP) for module in model.modules()) == native
     assert any("forward" in vars(module) for module in model.modules()) >= (
@@ -181,6 +182,17 @@ def test_a_token_has_the_same_bits_with_every_number_of_threads(dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
+def test_heads_have_the_bits_of_layers_of_their_own(dtype: torch.dtype) -> None:
+    weight, x = random(3, 70, 96, dtype=dtype, seed=6), random(2, 110, 3, 96, dtype=dtype, seed=7)
+    layer, parts = make_head_linears(weight), [NativeLinear(part, None) for part in weight]
+    expected = torch.stack([part(x[..., head, :]) for head, part in enumerate(parts)], dim=-2)
+    assert isinstance(layer, NativeLinear)
+    assert torch.equal(layer(x), expected)
+    for count in (1, 13, 17, 96):
+        assert torch.equal(layer(x[0, -count:]), expected[0, -count:])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_inputs_of_another_kind_are_refused(dtype: torch.dtype) -> None:
     layer = NativeLinear(random(24, 64, dtype=dtype, seed=8), None)
     other = torch.bfloat16 if dtype == torch.float32 else torch.float32
@@ -211,6 +223,9 @@ def test_without_a_compiler_one_dnn_computes(monkeypatch: pytest.MonkeyPatch) ->
     model = nn.ModuleList([nn.Linear(48, 96)]).requires_grad_(False)
     pack_linears(model)
     assert [type(layer) for layer in model] == [PackedLinear]
+    weight, x = random(3, 24, 64, dtype=torch.float32, seed=8), random(9, 3, 64, dtype=torch.float32, seed=9)
+    expected = torch.einsum("nhi,hoi->nho", x, weight)
+    torch.testing.assert_close(make_head_linears(weight)(x), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("instructions", [True, False])
