@@ -56,7 +56,8 @@ class DraftChain:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._max_length = _MAX_LENGTH_ON_CPU if runner.recorder is None else _MAX_LENGTH_ON_GPU
-        self._sizes = graph_sizes(min(runner.cache.slots, MAX_ROWS))  # of graphs, in rows
+        # Of graphs, in rows. States are planned by the host, which a chain does not ask.
+        self._sizes = [] if runner.has_states else graph_sizes(min(runner.cache.slots, MAX_ROWS))
         self._recorded: dict[int, tuple[_State, Replay]] = {}  # by number of rows
 
     def length(self, wanted: int, last_position: int, rows: int) -> int:
@@ -64,12 +65,7 @@ class DraftChain:
 
         last_position: the last position that any row would reach. rows: the number of rows.
         """
-        if (
-            not wanted
-            or not self._runner.single_device
-            or self._runner.has_states
-            or rows > max(self._sizes, default=0)
-        ):
+        if not wanted or not self._runner.single_device or rows > max(self._sizes, default=0):
             return 0
         reach = self._runner.reach
         if reach is not None and (reach.in_chunks or reach.size < MAX_BRANCHES) and last_position >= reach.size:

@@ -31,6 +31,10 @@ def recur(args: Recurrence) -> Tensor:
 @as_one_operator  # a second call with the same arguments finds another state, so no recording can be checked
 def _convolve(*given: Any) -> Tensor:
     args = Convolution._make(given)
+    if args.x.is_cuda:
+        from engine.kernels import triton_state
+
+        return triton_state.convolve(args)
     x = args.x.contiguous()
     if x.device.type != "cpu" or x.dtype not in KINDS or library() is None:
         return reference.convolve(args)
@@ -47,6 +51,10 @@ def _convolve(*given: Any) -> Tensor:
 @as_one_operator
 def _recur(*given: Any) -> Tensor:
     args = Recurrence._make(given)
+    if args.value.is_cuda:
+        from engine.kernels import triton_state
+
+        return triton_state.recur(args)
     if args.value.device.type != "cpu" or library() is None:
         return reference.recur(args)
     heads, value_size = args.value.shape[1:]

@@ -148,7 +148,6 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
             each.model, slots, query, adapted=each.lora is not None, other_graphs=each.other_graph_count(slots, query)
         )
         for each, query in zip(loaded, max_queries, strict=True)
-        if not each.state  # without graphs
     ]
     room = room_for_pages(devices, weights, spec.memory_bytes, reserved=_sum(graphs * caches))
     pages = fit_pages(

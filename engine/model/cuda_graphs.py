@@ -134,6 +134,7 @@ class CudaGraphs:
             row_count=shape.rows + 1,  # the last has all tokens of padding
             token_count=shape.tokens,
             spare_slot=self._cache.slots,
+            states=() if self._cache.states is None else self._cache.states.plan(rows),
             rest=[
                 *wanted,
                 *[0] * (shape.wanted - len(wanted)),

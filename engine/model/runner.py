@@ -106,7 +106,7 @@ class Runner:
         A graph covers one device. One process of a tensor-parallel group can't record alone: its kernels wait for the
         others'. capture: another way to record a call, for tests without a GPU.
         """
-        if not self.single_device or self.has_states:  # there is no kernel for states on a GPU yet
+        if not self.single_device:
             return
         self.recorder = GraphRecorder(self.device, capture)
         self._graphs = CudaGraphs(
@@ -205,7 +205,8 @@ class Runner:
             shape = self._graphs.shape(rows, len(wanted), adapted=adapted)
         if self._graphs and shape:
             self.cache.reserve_all(extents)
-            logits, *hidden = self._graphs.outputs(shape, rows, wanted)
+            with self.cache.losing_states(row.slot for row in rows):
+                logits, *hidden = self._graphs.outputs(shape, rows, wanted)
         else:
             self.cache.prepare_writes(extents)
             with self.cache.losing_states(row.slot for row in rows):

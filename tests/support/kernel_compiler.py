@@ -97,6 +97,53 @@ def _usage(cubin: bytes) -> dict[str, int]:
     return {"registers": int(match[1]), "stack_bytes": int(match[2])}
 
 
+STATES: dict[str, dict[str, Any]] = {  # of Qwen3-Next, Kimi Linear, Nemotron-H and Jamba
+    "delta rule": {"heads": 32, "groups": 16, "key": 128, "value": 128, "decays": 1, "delta": True},
+    "decays of rows": {"heads": 32, "groups": 32, "key": 128, "value": 128, "decays": 128, "delta": True},
+    "mamba 2": {"heads": 128, "groups": 8, "key": 128, "value": 64, "decays": 1},
+    "mamba 1": {"heads": 1, "groups": 1, "key": 16, "value": 8192, "decays": 8192, "rates": True},
+}
+
+
+def _launch_recurrence(
+    heads: int, groups: int, key: int, value: int, decays: int, delta: bool = False, rates: bool = False
+) -> None:
+    from engine.kernels.state import RING, Recurrence
+    from engine.kernels.triton_state import recur
+
+    keys, zeros = torch.zeros(2, groups, key), partial(torch.zeros, dtype=torch.float32)
+    recur(
+        Recurrence(
+            query=keys,
+            key=keys,
+            value=zeros(2, heads, value),
+            decay=zeros(2, heads, decays),
+            rates=zeros(heads, key, value) if rates else None,
+            beta=zeros(2, heads) if delta else None,
+            states=zeros(2, heads, key, value),
+            ring=zeros(2, RING, groups * key + heads * (value + decays + 1)),
+            batch=_batch(),
+            normalises=delta,
+            scale=0.1,
+        )
+    )
+
+
+def _launch_convolution() -> None:
+    from engine.kernels.state import RING, Convolution
+    from engine.kernels.triton_state import convolve
+
+    x, ring = torch.zeros(2, 8192, dtype=torch.bfloat16), torch.zeros(2, RING, 8192, dtype=torch.bfloat16)
+    convolve(Convolution(x, x.new_zeros(8192, 4), None, ring, _batch(), silu=True))
+
+
+def _batch() -> Any:
+    from engine.kernels.state import StateRow
+    from engine.model.ragged_batch import RowInput, pack_inputs
+
+    return pack_inputs([RowInput(0, 0, [0, 0])], spare_slot=1, states=[StateRow(0, 0, 2)]).unpack()[2]
+
+
 def main() -> None:
     """Compile all kernels with the shapes of an 8 B model in bfloat16."""
     from benchmarks.gpu.kernels import text_batch
@@ -139,6 +186,9 @@ def main() -> None:
         quantized = random_weight(Layout(bits, 32, 4096, 4096, offsets, torch.float16))
         compile_launches(f"{bits} bits", partial(fixed_order_quantized_linear, weight[:6], quantized))
     compile_launches("norm", lambda: fixed_order_rms_norm(weight, weight[0], 1e-6))
+    for name, options in STATES.items():
+        compile_launches(name, partial(_launch_recurrence, **options))
+    compile_launches("convolution", _launch_convolution)
     heads = weight.view(1, 32, 4096, 128)
     compile_launches("rotation", lambda: elementwise.rotate(heads, heads[:, :8], heads[:, 0], heads[:, 1]))
     compile_launches("gate", lambda: elementwise.silu_gate(weight))

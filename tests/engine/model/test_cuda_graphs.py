@@ -12,6 +12,7 @@ from engine.model.cuda import GraphRecorder, Replay
 from engine.model.cuda_graphs import Shape, graph_bytes, shapes, usual_tokens
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from tests.support.hybrids import tiny_hybrid
 from tests.support.models import VOCAB, tiny_model
 
 CPU = torch.device("cpu")
@@ -57,6 +58,23 @@ def test_shapes_that_do_not_fit_into_memory_run_without_a_graph() -> None:
     assert runner.padded_sizes == [2, 4]
     logits = [runner.logits([RowInput(0, 0, list(range(count)))]) for count in (3, 6)]
     torch.testing.assert_close(logits[1][:3], logits[0])
+
+
+def test_graphs_carry_states() -> None:
+    runners = [Runner(tiny_hybrid("qwen3_5_text"), slots=4, max_length=64, max_query=16) for _ in range(2)]
+    for runner in runners:
+        runner.logits([RowInput(0, 0, [0])])
+        runner.cache.clear_all()
+    runners[0].use_graphs(lambda run: run)
+    runners[0].warm_up()
+    calls = [
+        [RowInput(1, 0, list(range(3, 20)))],
+        [RowInput(0, 0, [9, 8]), RowInput(1, 17, [5, 6, 7], settled=18)],
+        [RowInput(1, 19, [4, 3], settled=20), RowInput(0, 2, [7])],
+    ]
+    for rows in calls:
+        graph, plain = (runner.logits(rows).clone() for runner in runners)
+        torch.testing.assert_close(graph, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_that_is_too_large_runs_without_a_graph() -> None:
