@@ -1,6 +1,5 @@
 """Token ids as text and bytes, by transformers' tokenizers."""
 
-import copy
 import json
 from collections.abc import Callable, Container, Sequence, Set
 from functools import lru_cache, partial
@@ -10,6 +9,7 @@ from transformers import PreTrainedTokenizerBase, PythonBackend, SentencePieceBa
 
 from decoding.tokenizers.detokenizer import EVERY_TOKEN, Detokenizer, TextDecoder
 from deployments.apis.formats import has_think_tags, response_template, tool_format
+from engine.loading.tokenizers import copy_tokenizer
 
 _DECODES = TokenizersBackend._decode, PythonBackend._decode, SentencePieceBackend._decode
 # What `PreTrainedTokenizerBase.clean_up_tokenization` replaces, in its order.
@@ -27,7 +27,7 @@ def text_decoder(tokenizer: PreTrainedTokenizerBase, size: int, *, hidden: Set[i
 
     size: V, above all ids. hidden: tokens that are left out; None: the special ones.
     """
-    copied, options = copy.deepcopy(tokenizer), {"skip_special_tokens": hidden is None}
+    copied, options = copy_tokenizer(tokenizer), {"skip_special_tokens": hidden is None}
     if not is_usual(copied):
         return TextDecoder(_decode(copied, options, hidden), EVERY_TOKEN if cleans_up(copied) else ())
     decode = _decode(copied, options | {"clean_up_tokenization_spaces": False}, hidden)
@@ -95,9 +95,8 @@ def _unsettled(tokenizer: PreTrainedTokenizerBase, size: int, hidden: Set[int] |
     backend = tokenizer.backend_tokenizer
     if hidden is None:
         hidden = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
-    vocabulary = backend.get_vocab()
-    data = {vocabulary[piece] for byte in range(256) if (piece := f"<0x{byte:02X}>") in vocabulary}
-    return frozenset(data | hidden | (set(range(size)) - set(vocabulary.values())))
+    data = {number for byte in range(256) if (number := backend.token_to_id(f"<0x{byte:02X}>")) is not None}
+    return frozenset(data | hidden | {number for number in range(size) if backend.id_to_token(number) is None})
 
 
 def _is_local(step: dict[str, Any]) -> bool:
@@ -112,7 +111,7 @@ class TokenDecoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
         """size: V. Requests may name ids below it."""
         self.size = size
-        self._tokenizer = copy.deepcopy(tokenizer)
+        self._tokenizer = copy_tokenizer(tokenizer)
         self._special = set(tokenizer.all_special_ids)
         self.bytes_of = lru_cache(_CACHED_TOKENS)(self._bytes_of)
         self.text_of = lru_cache(_CACHED_TOKENS)(self._text_of)

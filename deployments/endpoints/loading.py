@@ -1,6 +1,5 @@
 """Loads the endpoints of a configuration: their tokenizers, limits and defaults, but no weights."""
 
-import copy
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -37,7 +36,7 @@ from engine.loading.settings import (
     read_header,
     vocabulary_size,
 )
-from engine.loading.tokenizers import vocabulary_of
+from engine.loading.tokenizers import copy_tokenizer, vocabulary_of
 
 _logger = logging.getLogger(__name__)
 
@@ -137,7 +136,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         bounds=Bounds(length, recommended.max_tokens, config.http.max_logprobs),
         eos_token_ids=eos_token_ids,
         defaults=endpoint.defaults.with_defaults(SamplingFields.model_construct(**known)),
-        structures=StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
+        structures=StructureChecker(copy_tokenizer(tokenizer), eos_token_ids),
         strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
         through_text=through_text,
         decode_turn=_turn_decoder(tokenizer, vocab_size),

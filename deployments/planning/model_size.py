@@ -62,22 +62,20 @@ def _size_of_folder(folder: Path, model: ModelConfig, weights_bytes: int | None)
 
 def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize:
     """Return the size that a file will have, converted, by its own header."""
-    from gguf import GGUFReader
+    from engine.loading.gguf.header import Header
 
     try:
-        reader = GGUFReader(file)
-        name = reader.fields["general.architecture"].contents()
-        fields = {key.removeprefix(f"{name}."): field for key, field in reader.fields.items()}
-        config = {key: fields[field].contents() for key, field in _GGUF_FIELDS.items() if field in fields}
+        header = Header(file)
+        config = {key: value for key, field in _GGUF_FIELDS.items() if (value := header.take(field)) is not None}
         if isinstance(heads := config.get("num_key_value_heads"), list):  # 0 in layers that carry a state
             config |= {"num_hidden_layers": len([*filter(None, heads)]), "num_key_value_heads": max(heads)}
     except Exception as error:  # what the reader of a broken file raises is not documented
         raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
-    shapes = [(tensor.name, tensor.shape.tolist()) for tensor in reader.tensors]
+    shapes = [(name, tensor.shape) for name, tensor in header.tensors.items()]
     size = _size(config, model, shapes, _ITEM_BYTES["bfloat16"] * sum(math.prod(shape) for _, shape in shapes))
     if model.quantization is not None or model.adapter is not None or model.adaptation is not None:
         return size
-    return replace(size, weights_bytes=stored_bytes(reader, _ITEM_BYTES.get(model.dtype, 2)))
+    return replace(size, weights_bytes=stored_bytes(header, _ITEM_BYTES.get(model.dtype, 2)))
 
 
 def _size(

@@ -1,12 +1,14 @@
 """Hugging Face tokenizers: for grammars, which need the bytes of tokens, and in pairs, for mappings of two models."""
 
 from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from llguidance import LLTokenizer, TokenizerWrapper
 from llguidance.hf import from_tokenizer
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, TokenizersBackend
 
 from decoding.errors import ConfigError
 from decoding.tokenizers.draft_mapping import DraftMapping
@@ -23,6 +25,35 @@ _STRIDE = 7919  # a prime; changes the order of the tokens
 _ROLES = ("eos", "bos", "unk", "pad", "sep", "cls", "mask")  # the first counts if a token has several
 _Loaded = tuple[PreTrainedTokenizerBase, int]  # the tokenizer, V
 _Mapping = TypeVar("_Mapping", DraftMapping, LogitsMapping)
+
+
+def copy_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a copy for another thread. The tokens themselves, which never change, are shared where that is possible.
+
+    A deep copy writes and reads all tokens as JSON, which takes seconds for 262,144 of them.
+    """
+    if not isinstance(tokenizer, TokenizersBackend):
+        return deepcopy(tokenizer)
+    copied = copy(tokenizer)
+    copied._tokenizer = _copy_backend(tokenizer.backend_tokenizer)
+    return copied
+
+
+def _copy_backend(backend: Tokenizer) -> Tokenizer:
+    copied = Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(copied, part, value)
+    added = sorted(backend.get_added_tokens_decoder().items())
+    for special, tokens in groupby((token for _, token in added), key=lambda token: token.special):
+        (copied.add_special_tokens if special else copied.add_tokens)([*tokens])
+    if backend.truncation is not None:
+        copied.enable_truncation(**backend.truncation)
+    if backend.padding is not None:
+        copied.enable_padding(**backend.padding)
+    copied.encode_special_tokens = backend.encode_special_tokens
+    same = sorted(copied.get_added_tokens_decoder().items()) == added
+    return copied if same else deepcopy(backend)  # some number added tokens in another order
 
 
 def structure_tokenizer(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int] = ()) -> LLTokenizer:
@@ -183,9 +214,9 @@ def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     """Return a function from text to ids. Fast tokenizers treat the names of control tokens in it as text."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        own = deepcopy(tokenizer)
+        own = copy_tokenizer(tokenizer)
         return lambda text: list(own.encode(text, add_special_tokens=False))
-    backend = deepcopy(tokenizer.backend_tokenizer)
+    backend = _copy_backend(tokenizer.backend_tokenizer)
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True

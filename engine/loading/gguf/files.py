@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -23,28 +24,14 @@ from filelock import FileLock
 from decoding.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig
+
+    from engine.loading.gguf.header import Header
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
 _SIZES = "stored_bytes.json"  # by the dtype of what isn't quantised
-_FORMAT = 6  # of the conversions; raised when they change
-_SPLIT_AS_GPT2 = {  # values of tokenizer.ggml.pre, as llama.cpp reads them
-    "default",  # or missing: taken for GPT-2's, as transformers does
-    "gpt-2",
-    "phi-2",
-    "mpt",
-    "olmo",
-    "jais",
-    "trillion",
-    "gigachat",
-    "exaone4",
-    "mellum",
-    "a.x-4.0",
-    "granite-docling",
-}
-_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
+_FORMAT = 7  # of the conversions; raised when they change
 _DIGITS = 16  # of a digest, in names of folders
 _STORED = "-stored"  # in names of folders whose weights are quantised as in the file
 # Bits that a weight takes in memory where it stays quantised (`blocks.py`), scales included.
@@ -143,12 +130,12 @@ def read_stored_bytes(path: str, dtype: str) -> int:
     return sizes[dtype]
 
 
-def stored_bytes(reader: "GGUFReader", item: int) -> int:
+def stored_bytes(header: "Header", item: int) -> int:
     """Return how many bytes a file's weights take where they stay quantised. item: bytes of a number that can't."""
     bits = 0.0
-    for tensor in reader.tensors:
-        kind = tensor.tensor_type.name if len(tensor.shape) == 2 else None  # others are unpacked
-        bits += int(tensor.n_elements) * _STORED_BITS.get(kind or "", 8.0 * item)
+    for tensor in header.tensors.values():
+        kind = tensor.kind.name if len(tensor.shape) == 2 else None  # others are unpacked
+        bits += math.prod(tensor.shape) * _STORED_BITS.get(kind or "", 8.0 * item)
     return int(bits / 8)
 
 
@@ -247,6 +234,7 @@ def _save_settings(file: Path, folder: Path) -> None:
     from transformers import GenerationConfig
 
     from engine.loading.gguf.header import Header
+    from engine.loading.gguf.tokenizer import make_tokenizer
     from engine.loading.gguf.weights import make_config, place_weights
 
     header = Header(file)
@@ -254,44 +242,21 @@ def _save_settings(file: Path, folder: Path) -> None:
     place_weights(header, config)
     config.save_pretrained(folder)
     generation = GenerationConfig.from_model_config(config)
-    generation.eos_token_id = _end_tokens(header.reader) or None
+    generation.eos_token_id = _end_tokens(header) or None
     generation.save_pretrained(folder)
-    sizes = {
-        name: stored_bytes(header.reader, item) for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2))
-    }
+    sizes = {name: stored_bytes(header, item) for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
     (folder / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
     beside = _beside(file)
     for other in beside:
         shutil.copy(other, folder)
     if not beside:
-        _tokenizer(file, header.reader).save_pretrained(folder)
+        make_tokenizer(header).save_pretrained(folder)
 
 
-def _end_tokens(reader: "GGUFReader") -> list[int]:
+def _end_tokens(header: "Header") -> list[int]:
     """Return the tokens that end a text, a turn or a message, as far as a file names them."""
-    fields = [reader.get_field(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(int(field.contents()) for field in fields if field is not None))
-
-
-def _tokenizer(file: Path, reader: "GGUFReader") -> "PreTrainedTokenizerBase":
-    """Return a file's own tokenizer. Transformers splits texts as GPT-2 does where it does not know better."""
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    backend = tokenizer.backend_tokenizer
-    field = reader.get_field("tokenizer.ggml.pre")
-    split = "default" if field is None else field.contents()
-    if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) or split in _SPLIT_AS_GPT2:
-        return tokenizer
-    if split not in _DIGITS_APART:
-        raise ConfigError(
-            f"it is not known how its tokenizer splits texts (tokenizer.ggml.pre is {split}); "
-            "put the model's tokenizer.json and tokenizer_config.json beside it"
-        )
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    return tokenizer
+    named = [header.fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(token for token in named if token is not None))
 
 
 def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:

@@ -66,7 +66,7 @@ def set_positions(config: PretrainedConfig, header: Header) -> None:
 def _factors(header: Header, name: str) -> NDArray[np.float64]:
     """Return the numbers that frequencies are divided by: [D / 2], or [1] if the file has none."""
     tensor = header.tensors.get(f"rope_{name}.weight")
-    return np.ones(1) if tensor is None else tensor.data.astype(np.float64)
+    return np.ones(1) if tensor is None else tensor.values().astype(np.float64)
 
 
 def _set_dimensions(config: PretrainedConfig, rope: dict[str, Any], count: int | None) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import dequantize
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
@@ -97,8 +96,7 @@ def make_config(header: Header) -> PretrainedConfig:
     config["vocab_size"] = header.shape("token_embd.weight")[0]
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
     for token, name in _SPECIAL.items():
-        field = header.reader.get_field(f"tokenizer.ggml.{token}_token_id")
-        config[name] = None if field is None else int(field.contents())
+        config[name] = header.fields.get(f"tokenizer.ggml.{token}_token_id")
     if not header.take("attention.causal", True):
         raise ConfigError("its tokens see those that come after them; only decoders can be served")
     if family.settle is not None:
@@ -252,7 +250,7 @@ def read_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the model's weights by name. They are no longer quantised."""
     for placement in placements:
-        tensors = [_values(header, tensor) for tensor in placement.tensors]
+        tensors = [torch.from_numpy(header.tensors[name].values()) for name in placement.tensors]
         yield placement.weight, assemble(placement, tensors, config).to(dtype)
 
 
@@ -262,21 +260,15 @@ def stored_weights(
     """Yield the weights that stay quantised as they are in the file, by name: those of linear layers and embeddings."""
     for placement in placements:
         layer, source = model.get_submodule(placement.weight.rpartition(".")[0]), placement.source
-        kinds = {header.tensors[tensor].tensor_type.name for tensor in placement.tensors}
+        kinds = {header.tensors[tensor].kind.name for tensor in placement.tensors}
         is_moved = source.compute or source.transposed or placement.shift or placement.index is not None
         if not can_be_quantized(layer) or is_moved or placement.columns is not None or not kinds <= BLOCKS.keys():
             continue
         tensors = (header.tensors[tensor] for tensor in placement.tensors)
-        parts = [quantized_blocks(tensor.tensor_type.name, np.array(tensor.data)) for tensor in tensors]
+        parts = [quantized_blocks(tensor.kind.name, np.array(tensor.data)) for tensor in tensors]
         if all(part.alike(parts[0]) for part in parts):
             weight = QuantizedWeight.joined(parts)
             yield placement.weight, weight if placement.rows is None else weight.rows(placement.rows)
-
-
-def _values(header: Header, name: str) -> Tensor:
-    tensor = header.tensors[name]
-    values = dequantize(tensor.data, tensor.tensor_type)
-    return torch.from_numpy(np.array(values)).view(header.shape(name))
 
 
 def _shown(names: Sequence[str]) -> str:

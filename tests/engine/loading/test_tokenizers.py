@@ -16,7 +16,14 @@ from decoding.sampling.params import SamplingParams, Structure
 from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.text_aligner import Speller
 from engine.loading.checkpoint import ModelSpec
-from engine.loading.tokenizers import begins_texts, load_draft_mappings, speller_of, structure_tokenizer, vocabulary_of
+from engine.loading.tokenizers import (
+    begins_texts,
+    copy_tokenizer,
+    load_draft_mappings,
+    speller_of,
+    structure_tokenizer,
+    vocabulary_of,
+)
 from tests.support import tokenizers
 from tests.support.byte_level import byte_level_tokenizer
 from tests.support.permuted import permutation, permuted_tokenizer
@@ -63,6 +70,22 @@ def allowed_texts(tokenizer: LLTokenizer, pattern: str) -> set[bytes]:
     mask = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.int32)
     ends = {*tokenizer.eos_tokens}
     return {bytes(tokenizer.decode_bytes([token])) for token in allowed(mask) - ends}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_has_the_same_tokens_and_settings_of_its_own(kind: str) -> None:
+    tokenizer: Any = KINDS[kind]()
+    tokenizer.add_tokens(["<first>", AddedToken("<second>", special=True), "<third>"])
+    copied: Any = copy_tokenizer(tokenizer)
+    text = "the cat <first>sat <second>on<third> the mat"
+    tokens = tokenizer.encode(text)
+    assert copied.encode(text) == tokens
+    assert copied.get_vocab() == tokenizer.get_vocab()
+    assert copied.decode(tokens, skip_special_tokens=True) == tokenizer.decode(tokens, skip_special_tokens=True)
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        assert copied.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+        copied.backend_tokenizer.enable_truncation(3)
+        assert tokenizer.encode(text) == tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)

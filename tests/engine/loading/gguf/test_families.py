@@ -15,8 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
-from engine.loading.gguf import weights as gguf_weights
 from engine.loading.gguf.files import settings_folder
+from engine.loading.gguf.header import StoredTensor
 from tests.support import gguf_files
 from tests.support.gguf_files import Change, plain, write_gguf
 
@@ -460,7 +460,7 @@ def test_what_is_not_understood_is_refused_before_weights_are_read(
     def no_reading(*arguments: Any) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr(gguf_weights, "dequantize", no_reading)
+    monkeypatch.setattr(StoredTensor, "values", no_reading)
     case = replace(QUICK["qwen3 with YaRN"], keys=keys)
     path = write(tmp_path, case, make(case), **({} if add is None else {"add": add}))
     with pytest.raises(ConfigError, match=rf"m\.gguf.*{problem}"):
