@@ -193,14 +193,14 @@ def _recur(
     keys, values = groups * key_size, heads * value_size
     inputs = keys + values + heads * decays + heads
     size = key_size * heads * value_size
-    place = states + (head * key_size + i) * value_size + j
+    addresses = states + (head * key_size + i) * value_size + j
     inside = is_row & is_column
-    state = tl.load(place + source * size, mask=inside & (held > 0), other=0.0)
+    state = tl.load(addresses + source * size, mask=inside & (held > 0), other=0.0)
     if DECAY == 2:
         rate = tl.load(rates + (head * key_size + i) * value_size + j, mask=inside, other=0.0)
     for column in range(held, end):
-        tl.store(place + slot * size, state, mask=inside & (column == keep))
-        tl.store(place + snapshot * size, state, mask=inside & (column == snapshot_at))
+        tl.store(addresses + slot * size, state, mask=inside & (column == keep))
+        tl.store(addresses + snapshot * size, state, mask=inside & (column == snapshot_at))
         is_new = column >= start
         token = first + column - start
         packed = ring + (source * RING + column % RING) * inputs
@@ -228,8 +228,8 @@ def _recur(
             q = q / tl.sqrt(tl.sum(q * q) + 1e-6)
         result = tl.sum(state * q, axis=0)[None, :] * scale
         tl.store(output + (token * heads + head) * value_size + j, result, mask=is_column & is_new)
-    tl.store(place + slot * size, state, mask=inside & (end == keep) & (count > 0))
-    tl.store(place + snapshot * size, state, mask=inside & (end == snapshot_at) & (count > 0))
+    tl.store(addresses + slot * size, state, mask=inside & (end == keep) & (count > 0))
+    tl.store(addresses + snapshot * size, state, mask=inside & (end == snapshot_at) & (count > 0))
 
 
 @triton.jit
