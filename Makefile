@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-fast coverage test-cluster test-slow lint types format chaos chaos-serve soak
+.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-fast coverage test-cluster test-slow test-families lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,11 @@ test-slow: export HF_HUB_OFFLINE ?= 1
 
 test-slow: install ## run the tests that take too long for the gate
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-families: export HF_HUB_OFFLINE ?= 1
+
+test-families: install ## try every family of models, and write what holds to docs/models.md: ARGS="llama gemma2"
+	$(BIN)/python -m tests.families $(ARGS)
 
 test-cluster: install ## bring whole clusters up, on several machines inside this one; needs root (docs/cluster.md)
 	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py tests/cluster/test_head.py $(ARGS)

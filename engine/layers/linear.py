@@ -8,9 +8,10 @@ order (`FixedOrderLinear`).
 
 import logging
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dis import get_instructions
-from functools import partial
+from functools import cache, partial
 from inspect import unwrap
 from itertools import pairwise
 from typing import TypeGuard
@@ -302,7 +303,7 @@ def pack_linears(
     _replace_multiplied(module, deterministic, wrap)
     for name, child in module.named_children():
         faster: nn.Module | None = None
-        if _profits(child) and not _reads_weight(module, name):
+        if _profits(child) and name not in _weights_read(type(module).forward):
             faster = _replacement(_weight(child), child.bias, deterministic)
         if isinstance(child, nn.Linear | Conv1D):
             setattr(module, name, wrap([child], faster or child))
@@ -408,10 +409,14 @@ def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
     return has_fixed_order(weight) or has_kernel(weight) or _onednn_computes(weight)
 
 
-def _reads_weight(module: nn.Module, name: str) -> bool:
-    """Whether a module's forward takes the weight of the layer with this name, as routers may, not its result."""
-    read = [instruction.argval for instruction in get_instructions(unwrap(type(module).forward))]
-    return (name, "weight") in pairwise(read)
+@cache
+def _weights_read(forward: Callable[..., object]) -> set[str]:
+    """Return the names of layers that a module's forward never calls, because it computes with their weights itself."""
+    steps = get_instructions(unwrap(forward))
+    parts = defaultdict(set)
+    for name, part in pairwise(step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")):
+        parts[name].add(part)
+    return {name for name, after in parts.items() if "weight" in after <= {"weight", "bias"}}
 
 
 def _onednn_computes(weight: Tensor) -> bool:

@@ -51,6 +51,11 @@ class LoraLinear(nn.Module):
         return result + own.to(result.dtype)
 
     @property
+    def weight(self) -> Any:
+        """What stands for the base's weight; models look at its type."""
+        return self.base.weight
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all its adapters; on a CPU there is a packed copy."""
         return (self._downs.nbytes + self._ups.nbytes) * (2 if self._ups.device.type == "cpu" else 1)

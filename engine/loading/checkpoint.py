@@ -163,7 +163,7 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
     except (*_LOAD_ERRORS, ConfigError, KeyError) as error:
         raise _cannot_load(spec, error) from error
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if positions is not None and spec.max_length is not None and spec.max_length > positions:
+    if spec.max_length is not None and spec.max_length > (positions or -1) > 0:
         raise ConfigError(
             f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
         )
@@ -202,10 +202,10 @@ def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
                 skeleton = AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=True)
             else:
                 skeleton = causal_class(config)(deepcopy(config))
-    except (*_LOAD_ERRORS, KeyError) as error:
+    except Exception as error:  # what a class raises for settings that it does not expect is not documented
         raise _cannot_load(spec, error) from error
     with errors_of(spec):
-        check_modules(skeleton)
+        check_modules(skeleton, max_length=context_length(config, spec.max_length))
     return skeleton
 
 

@@ -4,6 +4,8 @@ A runner keeps the keys and values of every token in slots, and concatenates the
 depend on positions, keys and values only, or carry a state of a kind that `engine/model/state_layers.py` knows.
 """
 
+import inspect
+
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -38,7 +40,7 @@ def check_config(config: PretrainedConfig, *, max_length: int) -> None:
             raise ConfigError(f"{problem} beyond {limit} tokens; lower max_length from {max_length} to {limit}")
 
 
-def check_modules(model: PreTrainedModel) -> None:
+def check_modules(model: PreTrainedModel, *, max_length: int) -> None:
     """Raise ConfigError if the model's class or layers show that a runner can't serve it.
 
     model: may be on the meta device.
@@ -53,6 +55,12 @@ def check_modules(model: PreTrainedModel) -> None:
     for path, module in model.named_modules():
         if getattr(module, "is_causal", True) is False:
             raise ConfigError(f"{name} is no decoder: in {path}, tokens see those that come after them")
+    window = getattr(model.config, "sliding_window", None)
+    if window and window < max_length and _windows_only_masks(model):
+        raise ConfigError(
+            f"{name} does not tell its attention of its window of {window} tokens; lower max_length from {max_length} "
+            f"to {window}"
+        )
 
 
 def try_out(model: PreTrainedModel) -> KVPages:
@@ -111,6 +119,14 @@ def _over_slots(runner: Runner, tokens: list[int]) -> Tensor:
 
 def _is_quantized(model: PreTrainedModel) -> bool:
     return getattr(model, "quantization_method", None) is not None
+
+
+def _windows_only_masks(model: PreTrainedModel) -> bool:
+    """Return whether the model makes masks with a window, but hands none to its attention, which gets no masks here."""
+    codes = [inspect.unwrap(type(module).forward).__code__ for module in model.modules()]
+    arguments = {name for code in codes for names in code.co_consts if isinstance(names, tuple) for name in names}
+    masks = any("create_sliding_window_causal_mask" in code.co_names for code in codes)
+    return masks and "sliding_window" not in arguments
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
 
+_DIMENSIONS = 3  # of [1, N, H]
+
 
 class HiddenStates(NamedTuple):
     """Hidden states of one forward over N tokens. They are valid until the next one."""
@@ -70,7 +72,11 @@ def _read(block: nn.Module, states: list[Tensor | None], index: int, *, before: 
         states[index] = args[0] if args else kwargs["hidden_states"]
 
     def read_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        states[index] = output[0] if isinstance(output, tuple) else output
+        state: Tensor = output[0] if isinstance(output, tuple) else output
+        if state.dim() != _DIMENSIONS:
+            shape = list(state.shape)
+            raise ConfigError(f"{type(module).__name__} returns {shape}, not one hidden state for each token")
+        states[index] = state
 
     if before:
         return block.register_forward_pre_hook(read_input, with_kwargs=True)

@@ -13,32 +13,19 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    BertConfig,
-    BloomConfig,
     FalconConfig,
-    GPTJConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MptConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
-    RwkvConfig,
-    T5Config,
 )
 
-from actors.coordinator.request import Endpoint, Request
-from actors.loops.options import LoopOptions
-from actors.replica.in_process import Engine
-from actors.replica.roles import Role
 from decoding.errors import ConfigError
-from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from tests.in_process.test_parameters import noisy
 from tests.support.models import CONFIGS, VOCAB, let_llama_count_positions, tiny_model
 
 TOLERANCE = 1e-4
@@ -176,30 +163,6 @@ def test_a_model_with_hidden_branches_is_not_traced(kind: str, tmp_path: Path, m
     called.assert_called_once()
 
 
-@pytest.mark.slow
-def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
-    """Greedy texts of an engine are those of plain forwards, with a drafter that is often right."""
-    stem = random_text(24)
-    prompts = [[*stem, 5], [*stem[:20], 9, 1], [*stem, 7, 7, 3], stem[:2]]
-    drafter = Runner(noisy(AutoModelForCausalLM.from_pretrained(checked.folder)), slots=3, max_length=64, max_query=16)
-    endpoint = Endpoint("e", "target", "drafter", 4, decode=str)
-    params = SamplingParams(max_tokens=12, temperature=0)
-    replicas: dict[str, tuple[Role, Runner]] = {
-        "target": ("target", checked.runner),
-        "drafter": ("drafter", drafter),
-    }
-    with Engine(replicas, LoopOptions(prefill_chunk=16, adaptive=False)) as engine:
-        drafted, rounds = 0, 0
-        while not drafted or rounds < 2:  # on a busy machine no draft may be in time at first
-            rounds += 1
-            for prompt, answer in zip(
-                prompts, engine.generate([Request(endpoint, prompt, params) for prompt in prompts]), strict=True
-            ):
-                tokens = [token for delta in answer for token in delta.token_ids]
-                assert tokens == checked.expected([*prompt, *tokens])[len(prompt) - 1 : -1].argmax(-1).tolist()
-                drafted += answer[-1].statistics.drafted
-
-
 def test_slots_of_fewer_bits(checked: Checked) -> None:
     coarse = load_runner(spec(checked.folder, kv_dtype="bfloat16"))
     text = random_text(30)
@@ -212,17 +175,10 @@ def test_slots_of_fewer_bits(checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (T5Config(vocab_size=VOCAB, d_model=32, num_layers=1), "t5 models have an encoder"),
-        (BertConfig(**SHAPE), "BertLMHeadModel is no decoder"),
-        (BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4), "ALiBi"),
         (
             FalconConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True),
             "ALiBi",
         ),
-        (MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=256), "ALiBi"),
-        (GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "computes attention itself"),
-        (MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
-        (RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
         (
             Phi3Config(**SHAPE, original_max_position_embeddings=60, rope_parameters=LONG),
             r"\(longrope\) change with the length of the text beyond 60 tokens; lower max_length from 64 to 60",
