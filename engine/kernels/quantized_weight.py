@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+PARTS = "weight", "scales", "offsets", "order"  # names of its tensors in modules and files
 _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales that are tried, as parts of the one that fits the largest weight
 
 
@@ -21,6 +22,7 @@ class QuantizedWeight:
     scales: Tensor  # [out, groups] float32 or float16
     offsets: Tensor | None  # [out, groups], like scales; None: zeros
     bits: int  # 4 or 8
+    order: Tensor | None = None  # [in] int64: the columns' inputs; None: they are in order
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,7 +52,13 @@ class QuantizedWeight:
         weights: Tensor = grouped * self.scales.float()[..., None]
         if self.offsets is not None:
             weights += self.offsets.float()[..., None]
-        return weights.flatten(1)
+        columns = weights.flatten(1)
+        return columns if self.order is None else columns[:, self.order.argsort()]
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return the tensors that it has, by `PARTS`."""
+        tensors = self.codes, self.scales, self.offsets, self.order
+        return {name: tensor for name, tensor in zip(PARTS, tensors, strict=True) if tensor is not None}
 
     def alike(self, other: Self) -> bool:
         """Whether both can be one matrix."""
@@ -58,12 +66,15 @@ class QuantizedWeight:
             (weight.bits, weight.shape[1], weight.group, weight.scales.dtype, weight.offsets is None)
             for weight in (self, other)
         )
-        return own == others
+        if self.order is None or other.order is None:
+            return own == others and self.order is other.order
+        return own == others and torch.equal(self.order, other.order)
 
     def rows(self, rows: Tensor) -> "QuantizedWeight":
         """Return a matrix of some rows. rows: [N] int64."""
         offsets = None if self.offsets is None else self.offsets[rows]
-        return QuantizedWeight(codes=self.codes[rows], scales=self.scales[rows], offsets=offsets, bits=self.bits)
+        codes, scales = self.codes[rows], self.scales[rows]
+        return QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=self.bits, order=self.order)
 
     @classmethod
     def joined(cls, weights: Sequence[Self]) -> Self:
@@ -74,6 +85,7 @@ class QuantizedWeight:
             scales=torch.cat([weight.scales for weight in weights]),
             offsets=torch.cat(offsets) if offsets else None,
             bits=weights[0].bits,
+            order=weights[0].order,
         )
 
 

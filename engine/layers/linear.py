@@ -385,7 +385,7 @@ def _replace_multiplied(module: nn.Module, deterministic: bool, wrap: Wrap) -> N
     """Let layers of our own compute the projections whose weights Mamba 1 multiplies by itself."""
     steps = getattr(module, "dt_proj", None)
     if hasattr(module, "x_proj") and _profits(steps):
-        product = wrap([steps], make_linear(steps.weight, deterministic=deterministic))
+        product = wrap([steps], make_linear(_weight(steps), deterministic=deterministic))
         module.dt_proj = MultipliedLinear([product], steps.bias)
     for name in _MULTIPLIED:
         weights = getattr(module, name, None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
-from engine.kernels.quantized_weight import QuantizedWeight
+from engine.kernels.quantized_weight import PARTS, QuantizedWeight
 
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # in the order of engine/kernels/cpp/vectors.h
 _WORD = 32  # bits
@@ -19,27 +19,32 @@ _LEAST_BLOCK = 16  # inputs that a GPU multiplies at once; they are of one group
 
 
 class QuantizedModule(nn.Module):
-    """Holds a `QuantizedWeight` by its parts: `weight`, which are its codes, `scales` and perhaps `offsets`."""
+    """Holds a `QuantizedWeight` by its parts: `weight`, which are its codes, `scales` and what else there is."""
 
     weight: Tensor
     scales: Tensor
     offsets: Tensor | None
+    order: Tensor | None
 
     def _hold(self, weight: QuantizedWeight) -> None:
         self.bits = weight.bits
-        for name, tensor in (("weight", weight.codes), ("scales", weight.scales), ("offsets", weight.offsets)):
+        parts = weight.parts()
+        for name in PARTS:
+            tensor = parts.get(name)
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
 
     def keep_as_buffers(self) -> None:
         """Make buffers of the parameters, once they are loaded: a model's dtype is that of its first parameter."""
-        for name in ("weight", "scales", "offsets"):
+        for name in PARTS:
             tensor = self._parameters.pop(name)
             self.register_buffer(name, tensor)
 
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
-        return QuantizedWeight(codes=self.weight, scales=self.scales, offsets=self.offsets, bits=self.bits)
+        return QuantizedWeight(
+            codes=self.weight, scales=self.scales, offsets=self.offsets, bits=self.bits, order=self.order
+        )
 
 
 class QuantizedLinear(QuantizedModule, nn.Linear):
@@ -96,6 +101,7 @@ class FixedOrderQuantizedLinear(nn.Module):
         """bias: [out]. out_dtype: of the result; None: the input's."""
         super().__init__()
         self.codes, self.scales, self.offsets = weight.codes, weight.scales, weight.offsets
+        self.order = weight.order
         self.bias = None if bias is None else bias.detach()
         self._bits, self._out_dtype = weight.bits, out_dtype
 
@@ -104,7 +110,8 @@ class FixedOrderQuantizedLinear(nn.Module):
         from engine.kernels.triton_quantized_linear import fixed_order_quantized_linear
 
         weight = QuantizedWeight(codes=self.codes, scales=self.scales, offsets=self.offsets, bits=self._bits)
-        return fixed_order_quantized_linear(x, weight, self.bias, self._out_dtype)
+        ordered = x if self.order is None else x.index_select(-1, self.order)
+        return fixed_order_quantized_linear(ordered, weight, self.bias, self._out_dtype)
 
 
 class NativeQuantizedLinear(nn.Module):
@@ -121,13 +128,19 @@ class NativeQuantizedLinear(nn.Module):
         self.codes = _in_panels(_words(weight.codes, weight.bits), panel)
         self.scales = _in_panels(weight.scales, panel)
         self.offsets = None if weight.offsets is None else _in_panels(weight.offsets, panel)
+        self.order = weight.order
         self.bias = torch.zeros(columns) if bias is None else bias.detach().float().contiguous()
         self._out_dtype = out_dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] float32 or bfloat16; returns [..., out]."""
+        """x: [..., in]; returns [..., out]."""
         out_dtype = self._out_dtype or x.dtype
-        return _multiply(x, self.codes, self.scales, self.offsets, self.bias, self.constants, out_dtype)
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
+        if x.dtype == torch.float16:  # it has no function of its own
+            x = x.float()
+        kind = torch.float32 if out_dtype == torch.float16 else out_dtype
+        return _multiply(x, self.codes, self.scales, self.offsets, self.bias, self.constants, kind).to(out_dtype)
 
 
 class NativeQuantizedEmbedding(nn.Module):
@@ -141,7 +154,8 @@ class NativeQuantizedEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [...] int64; returns [..., in]."""
         layer = self._layer
-        rows = _rows(ids, layer.codes, layer.scales, layer.offsets, layer.constants, self._dtype)
+        kind = torch.float32 if self._dtype == torch.float16 else self._dtype
+        rows = _rows(ids, layer.codes, layer.scales, layer.offsets, layer.constants, kind).to(self._dtype)
         return rows if self._factor == 1.0 else rows * torch.tensor(self._factor, dtype=self._dtype)
 
 

@@ -31,6 +31,8 @@ from engine.loading.quantization import (
     restore_latent_projections,
     weight_bytes,
 )
+from engine.loading.quantized_checkpoint import open_checkpoint
+from engine.loading.quantized_formats import Reader, quantized_reader
 from engine.loading.quantizer import IntegerConfig, round_layers
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
@@ -56,7 +58,7 @@ class ModelSpec:
     max_adapter_rank: int = 16
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
-    unpacked: bool = False  # also the weights of a .gguf file, to train them or to replace them later
+    unpacked: bool = False  # also weights that are stored quantised, to train them or to replace them later
     deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
     kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
     kv_tokens: int | Literal["auto"] = "auto"  # that the KV cache holds; "auto": as many as fit
@@ -79,10 +81,10 @@ class ModelSpec:
 
     @property
     def keeps_integers(self) -> bool:
-        """Whether quantised weights of a .gguf file stay as they are stored."""
-        is_plain = self.quantization is None and self.adapter is None and not self.unpacked
+        """Whether weights that are stored quantised stay so."""
+        changes = self.quantization is not None or self.adapter is not None or self.unpacked
         is_on_one = self.device != "balanced" and self.tensor_parallel == 1
-        return is_gguf(self.path) and is_plain and is_on_one and computes_integers(self.devices[0])
+        return is_on_one and not changes and computes_integers(self.devices[0])
 
     @property
     def adapter_slots(self) -> int:
@@ -169,6 +171,8 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
         )
     with errors_of(spec):
         check_config(config, max_length=context_length(config, spec.max_length))
+        if not _runs_own_code(spec, config):
+            quantized_reader(config)  # or it can't be read
     return config
 
 
@@ -217,7 +221,7 @@ def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrained
     if getattr(config, "quantization_config", None) is not None:
         return
     dtype = _dtype(spec, config)
-    if spec.keeps_integers:
+    if is_gguf(spec.path) and spec.keeps_integers:
         needed = read_stored_bytes(spec.path, str(dtype).removeprefix("torch."))
         memory_budget.check_weights(spec.name, needed, {}, room=room)
         return
@@ -258,14 +262,20 @@ def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
         own_code, config = _runs_own_code(spec, stored), _model_config(spec, stored)
         with nullcontext() if config is stored else _without_reports_of_other_parts():
             chosen: Any = AutoModelForCausalLM if own_code else causal_class(config)
+            reader = None if own_code else quantized_reader(config)
+            source: dict[str, Any] = {
+                "pretrained_model_name_or_path": folder,
+                "revision": spec.revision,
+                "trust_remote_code": spec.trust_remote_code,
+                "use_safetensors": True if spec.safetensors_only else None,
+            }
+            if reader is not None:
+                source = _quantized_source(spec, config, reader)
             loaded = chosen.from_pretrained(
-                folder,
+                **source,
                 config=config,
-                revision=spec.revision,
-                trust_remote_code=spec.trust_remote_code,
                 key_mapping=None if own_code else RENAMED,
                 dtype=spec.dtype,
-                use_safetensors=True if spec.safetensors_only else None,
                 output_loading_info=True,
                 **options,
             )
@@ -277,6 +287,19 @@ def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
         shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} lacks {len(missing)} weights: {shown}")
     return model
+
+
+def _quantized_source(spec: ModelSpec, config: PretrainedConfig, reader: Reader) -> dict[str, Any]:
+    """Return what gives `from_pretrained` a quantised checkpoint's weights. Takes its settings off `config`."""
+    config.quantization_config = None
+    skeleton = make_skeleton(spec, config)
+    keeps, dtype = spec.keeps_integers, _dtype(spec, config)
+    stored = open_checkpoint(spec.path, spec.revision, reader, skeleton, dtype, keeps_integers=keeps)
+    return {
+        "pretrained_model_name_or_path": None,
+        "state_dict": stored.tensors,
+        "quantization_config": IntegerConfig(layers=stored.layers),
+    }
 
 
 @contextmanager

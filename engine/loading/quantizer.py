@@ -1,6 +1,6 @@
 """Lets transformers load weights of 4 or 8 bits: from folders that have them, or rounded while they are read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -27,10 +27,12 @@ _DTYPES = {"U8": torch.uint8, "F16": torch.float16, "F32": torch.float32}  # in 
 class IntegerConfig(QuantizationConfigMixin):
     """What `config.json` says of such weights."""
 
-    def __init__(self, bits: int | None = None, **_: object) -> None:
-        """bits: 4 or 8, to round weights to; None: they are stored so."""
+    def __init__(
+        self, bits: int | None = None, layers: Mapping[str, QuantizedWeight] | None = None, **_: object
+    ) -> None:
+        """bits: 4 or 8, to round to. layers: those of a state dict, on the meta device. Else they are in files."""
         self.quant_method = cast(Any, METHOD)  # transformers names its own in an enumeration
-        self.bits = bits
+        self.bits, self.layers = bits, layers
 
 
 def can_be_quantized(layer: nn.Module) -> bool:
@@ -41,8 +43,7 @@ def can_be_quantized(layer: nn.Module) -> bool:
 
 def named_parts(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     """Return what a checkpoint stores of a weight. name: the weight's."""
-    parts = {name: weight.codes, _part(name, "scales"): weight.scales}
-    return parts if weight.offsets is None else parts | {_part(name, "offsets"): weight.offsets}
+    return {_part(name, part): tensor for part, tensor in weight.parts().items()}
 
 
 def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.Linear | nn.Embedding, int]]:
@@ -91,7 +92,9 @@ class IntegerQuantizer(HfQuantizer):
         checkpoint_files: Sequence[str] = (),
         **_: object,
     ) -> None:
-        if self.pre_quantized:
+        if self.quantization_config.layers is not None:
+            weights = dict(self.quantization_config.layers)
+        elif self.pre_quantized:
             weights = dict(_stored(model, checkpoint_files))
         else:
             layers = rounded_layers(model, self.quantization_config.bits or 8)
@@ -101,14 +104,14 @@ class IntegerQuantizer(HfQuantizer):
             weight = weights.get(source.removesuffix(".weight"))
             if weight is not None:
                 weights[name.removesuffix(".weight")] = weight
-                own = ("scales",) if weight.offsets is None else ("scales", "offsets")
-                parts |= {_part(name, part): _part(source, part) for part in own}
+                parts |= {_part(name, part): _part(source, part) for part in weight.parts() if part != "weight"}
         model.all_tied_weights_keys |= parts
         model._tied_weights_keys = {**(model._tied_weights_keys or {}), **parts}
         for name, weight in weights.items():
             _replace(model, name, weight, self._dtype)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
+        self.quantization_config.layers = None
         for module in model.modules():
             if isinstance(module, QuantizedModule):
                 module.keep_as_buffers()
@@ -117,7 +120,7 @@ class IntegerQuantizer(HfQuantizer):
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: object) -> bool:
         """Whether to call `get_quantize_ops` for a weight that is read."""
         module, name = get_module_from_name(model, param_name)
-        return not self.pre_quantized and name == "weight" and isinstance(module, QuantizedModule)
+        return self.quantization_config.bits is not None and name == "weight" and isinstance(module, QuantizedModule)
 
     def get_quantize_ops(self) -> ConversionOps:
         """Return what rounds a weight."""

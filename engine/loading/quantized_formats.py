@@ -1,0 +1,170 @@
+"""How quantised checkpoints store a matrix, and what it is in memory; each weight stays the number that it is there.
+
+Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM`, compressed-tensors' compressors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from decoding.errors import ConfigError
+from engine.kernels.quantized_weight import QuantizedWeight, pack_codes
+
+Parts = Mapping[str, Any]  # what a module has in the files, by the last part of its name: slices of safetensors
+_WORD = 32  # bits
+_BITS = (4, 8)
+_AWQ_COLUMNS = 0, 4, 1, 5, 2, 6, 3, 7  # where in a word the next column's code is
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A quantised matrix in files. `read` returns it, and `like` is the same on the meta device."""
+
+    like: QuantizedWeight
+    read: Callable[[], QuantizedWeight]
+
+
+Reader = Callable[[Parts], StoredWeight | None]  # None: the module is not quantised
+
+
+def quantized_reader(config: PretrainedConfig) -> Reader | None:
+    """Return what reads the modules of a checkpoint; None: it is not quantised, or transformers reads it.
+
+    Raises:
+        ConfigError: nobody does.
+    """
+    stored = getattr(config, "quantization_config", None)
+    if not stored:
+        return None
+    settings = stored if isinstance(stored, dict) else stored.to_dict()
+    method = str(settings.get("quant_method") or "an unnamed method")
+    if settings.get("load_in_8bit") or settings.get("load_in_4bit") or method in _BY_TRANSFORMERS:
+        return None
+    if method not in _READERS:
+        raise ConfigError(f"its weights are quantised by {method}, which is not read; {_NEAREST}")
+    return _READERS[method](settings)
+
+
+def _gptq(settings: Mapping[str, Any]) -> Reader:
+    kind = settings.get("checkpoint_format") or "gptq"
+    if kind not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
+        raise ConfigError(f"its GPTQ weights are laid out as {kind}, which is not read; save them as gptq")
+    _check_bits("GPTQ", settings.get("bits", 4))
+    shift = 1 if kind == "gptq" else 0  # what the first version subtracts from zeros
+
+    def read(parts: Parts) -> StoredWeight | None:
+        if "qweight" not in parts:
+            return None
+        words, rows = parts["qweight"].get_shape()
+        members = parts["g_idx"][...].long() if "g_idx" in parts else None
+        bits = settings["bits"] if members is None else words * _WORD // len(members)
+        _check_bits("GPTQ", bits)
+        groups = parts["scales"].get_shape()[0]
+        order = None if members is None else _order(members, groups)
+        zeros = (_unpacked(parts["qzeros"][...], bits) + shift) & ((1 << bits) - 1)
+        offsets = bool((zeros != 1 << bits - 1).any())
+
+        def weight() -> QuantizedWeight:
+            codes = _in_order(_octets(parts["qweight"][...].T), order, bits)
+            return _weight(codes, parts["scales"][...].T, zeros.T if offsets else None, bits, order)
+
+        like = _like(rows, words * _WORD // bits, groups, bits, parts["scales"], offsets=offsets, order=order)
+        return StoredWeight(like, weight)
+
+    return read
+
+
+def _awq(settings: Mapping[str, Any]) -> Reader:
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()
+    if version != "gemm":
+        raise ConfigError(f"its AWQ weights are laid out as {version}, which is not read; save them as gemm")
+    if settings.get("bits", settings.get("w_bit", 4)) != 4:
+        raise ConfigError("its AWQ weights don't have 4 bits, as gemm does")
+
+    def read(parts: Parts) -> StoredWeight | None:
+        if "qweight" not in parts:
+            return None
+        size, words = parts["qweight"].get_shape()
+        rows, groups = words * 8, parts["scales"].get_shape()[0]
+
+        def unpacked(name: str) -> Tensor:
+            codes: Tensor = _unpacked(parts[name][...], 4).unflatten(1, (-1, 8))
+            return codes[..., list(_AWQ_COLUMNS)].flatten(1).T
+
+        def weight() -> QuantizedWeight:
+            codes = pack_codes(unpacked("qweight").contiguous(), 4)
+            return _weight(codes, parts["scales"][...].T, unpacked("qzeros"), 4, None)
+
+        return StoredWeight(_like(rows, size, groups, 4, parts["scales"], offsets=True, order=None), weight)
+
+    return read
+
+
+def _check_bits(name: str, bits: int) -> None:
+    if bits not in _BITS:
+        raise ConfigError(f"its {name} weights have {bits} bits, which is not read; those with 4 and 8 are")
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """Return the codes in words, lowest bits first. words: [..., n] int32; returns [..., n · 32 / bits] uint8."""
+    octets = _octets(words)
+    return octets if bits == 8 else torch.stack([octets & 15, octets >> 4], dim=-1).flatten(-2)
+
+
+def _octets(words: Tensor) -> Tensor:
+    """Return the bytes of words, lowest first. words: [..., n] int32; returns [..., 4 n] uint8."""
+    return words.flatten().view(torch.uint8).view(*words.shape[:-1], -1)
+
+
+def _order(members: Tensor, groups: int) -> Tensor | None:
+    """Return the inputs in the order of their groups; None: they are so. members: [in], each input's group.
+
+    Raises:
+        ValueError: groups differ in size.
+    """
+    counts = members.bincount(minlength=groups)
+    if len(counts) != groups or not bool((counts == counts[0]).all()):
+        raise ValueError(f"groups of inputs differ in size: {counts.tolist()[:4]}, …")
+    if bool((members.diff() >= 0).all()):
+        return None
+    return members.argsort(stable=True)
+
+
+def _in_order(codes: Tensor, order: Tensor | None, bits: int) -> Tensor:
+    """Return packed codes in another order of columns. codes: [out, in · bits / 8]."""
+    if order is None:
+        return codes
+    apart = codes if bits == 8 else torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
+    return pack_codes(apart[:, order], bits)
+
+
+def _weight(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, order: Tensor | None) -> QuantizedWeight:
+    """Return scale · (code − zero). codes: packed; scales and zeros: [out, groups]."""
+    if zeros is None:
+        kept = scales if scales.dtype == torch.float16 else scales.float()
+        return QuantizedWeight(codes=codes, scales=kept.contiguous(), offsets=None, bits=bits, order=order)
+    wide = scales.float().contiguous()
+    return QuantizedWeight(codes=codes, scales=wide, offsets=-wide * zeros.float(), bits=bits, order=order)
+
+
+def _like(
+    rows: int, size: int, groups: int, bits: int, scales: Any, *, offsets: bool, order: Tensor | None
+) -> QuantizedWeight:
+    dtype = torch.float16 if scales.get_dtype() == "F16" and not offsets else torch.float32
+    with torch.device("meta"):
+        return QuantizedWeight(
+            codes=torch.empty(rows, size * bits // 8, dtype=torch.uint8),
+            scales=torch.empty(rows, groups, dtype=dtype),
+            offsets=torch.empty(rows, groups, dtype=dtype) if offsets else None,
+            bits=bits,
+            order=None if order is None else torch.empty(size, dtype=torch.int64),
+        )
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {"gptq": _gptq, "awq": _awq}
+_BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes", "mxfp4", "compressed-tensors", "fp8")
+_NEAREST = "GPTQ, AWQ, compressed-tensors, FP8 and GGUF are, and `quantization: int4` rounds plain weights"

@@ -1,0 +1,171 @@
+"""Quantised checkpoints of other tools: what is stored is what is computed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, MixtralConfig
+
+from decoding.errors import ConfigError
+from engine.layers.quantized_linear import QuantizedLinear
+from engine.loading.checkpoint import ModelSpec, load_config, load_model
+from engine.loading.quantized_formats import quantized_reader
+from engine.loading.runners import load_runner
+from engine.model.ragged_batch import RowInput
+from tests.support.quantized_files import KINDS, Kind, gptq, save_quantized
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+}
+LLAMA, MIXTRAL = LlamaConfig(**SHAPE), MixtralConfig(**SHAPE, num_local_experts=4, sliding_window=None)
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 33, 9, 32]])
+
+
+def spec(folder: Path, **options: Any) -> ModelSpec:
+    return ModelSpec(**{"name": "m", "path": str(folder), "device": "cpu", "dtype": "float32", **options})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@torch.no_grad()
+def test_a_layer_holds_the_numbers_that_are_stored(kind: Kind, tmp_path: Path) -> None:
+    expected = save_quantized(LLAMA, kind, tmp_path)
+    model = load_model(spec(tmp_path))
+    for name, layer in expected.named_modules():
+        if isinstance(layer, nn.Linear) and name != "lm_head":
+            loaded = model.get_submodule(name)
+            assert isinstance(loaded, QuantizedLinear)
+            torch.testing.assert_close(loaded.quantized.dequantized(), layer.weight, rtol=0, atol=0)
+    torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [KINDS[1], KINDS[-1]], ids=lambda kind: kind.name)
+def test_experts_become_plain_weights(kind: Kind, tmp_path: Path) -> None:
+    expected = save_quantized(MIXTRAL, kind, tmp_path)
+    states = load_model(spec(tmp_path)).state_dict()
+    for name, weight in expected.state_dict().items():
+        if "experts" in name or name.endswith("gate.weight"):
+            torch.testing.assert_close(states[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@torch.no_grad()
+def test_a_runner_computes_the_text_of_the_plain_weights(kind: Kind, tmp_path: Path) -> None:
+    """A token's bits are the same alone and beside another row."""
+    expected = save_quantized(LLAMA, kind, tmp_path)
+    text: Tensor = expected.generate(IDS, max_new_tokens=30, do_sample=False)[0]  # type: ignore[operator]
+    runner = load_runner(spec(tmp_path, slots=2, max_length=64))
+    tokens = text.tolist()
+    alone = runner.logits([RowInput(0, 0, tokens[:-1])]).clone()
+    assert alone[len(IDS[0]) - 1 :].argmax(dim=-1).tolist() == tokens[len(IDS[0]) :]
+    together = runner.logits([RowInput(1, 0, tokens[:5]), RowInput(0, 0, tokens[:-1])])[5:]
+    torch.testing.assert_close(together, alone, rtol=0, atol=0)
+
+
+def _config(settings: dict[str, Any]) -> LlamaConfig:
+    config = LlamaConfig(**SHAPE)
+    config.quantization_config = settings
+    return config
+
+
+def _read(settings: dict[str, Any], parts: dict[str, Tensor], folder: Path) -> Tensor:
+    save_file(parts, folder / "parts.safetensors")
+    read = quantized_reader(_config(settings))
+    assert read is not None
+    with safe_open(folder / "parts.safetensors", framework="pt") as opened:
+        stored = read({name: opened.get_slice(name) for name in parts})
+        assert stored is not None
+        return stored.read().dequantized()
+
+
+def test_words_are_read_as_published(tmp_path: Path) -> None:
+    """By hand: a word's lowest bits are the first code in GPTQ; AWQ's places are columns 0, 2, 4, 6, 1, 3, 5, 7."""
+    scales = torch.full((1, 8), 0.5, dtype=torch.float16)
+    words, zeros = torch.tensor([[0x76543210]], dtype=torch.int32), torch.tensor([[0x22222222]], dtype=torch.int32)
+    columns = {"qweight": words.repeat(1, 8), "qzeros": zeros, "scales": scales, "g_idx": torch.zeros(8).int()}
+    first = _read({"quant_method": "gptq", "bits": 4}, columns, tmp_path)
+    assert first.tolist() == [[-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0]] * 8  # the zero is 2 + 1
+    second = _read({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, columns, tmp_path)
+    assert second.tolist() == [[-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5]] * 8
+    rows = {"qweight": torch.tensor([[0x75316420]] * 8, dtype=torch.int32), "qzeros": zeros, "scales": scales}
+    awq = _read({"quant_method": "awq", "bits": 4, "version": "gemm"}, rows, tmp_path)
+    assert awq.T.tolist() == [[-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5]] * 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "hqq"}, "quantised by hqq, which is not read; GPTQ, AWQ, .* and GGUF are"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "quantised by torchao"),
+        ({"quant_method": "exl2", "bits": 4}, "quantised by exl2"),
+        ({"quant_method": "gptq", "bits": 3}, "GPTQ weights have 3 bits, which is not read; those with 4 and 8 are"),
+        (
+            {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+            "laid out as marlin, .* save them as gptq",
+        ),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "laid out as gemv_fast, .* save them as gemm"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """No weights are needed for that."""
+    _write_config(tmp_path, settings)
+    with pytest.raises(ConfigError, match=rf"models\.m\.path: .* can't be served: its .*{message}"):
+        load_config(spec(tmp_path))
+
+
+def _write_config(folder: Path, settings: dict[str, Any]) -> None:
+    """Write a configuration without weights."""
+    _config(settings).save_pretrained(folder)
+
+
+def test_layers_of_other_bits_are_refused_by_their_size(tmp_path: Path) -> None:
+    kind = gptq(4, symmetric=True)
+    save_quantized(LLAMA, kind, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.qweight"
+    weights[name] = weights[name][: len(weights[name]) // 2].contiguous()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="GPTQ weights have 2 bits"):
+        load_model(spec(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("options", [{"unpacked": True}, {"adapter": "it"}])
+@torch.no_grad()
+def test_weights_become_plain_where_they_will_change(options: dict[str, Any], tmp_path: Path) -> None:
+    expected = save_quantized(LLAMA, gptq(4, symmetric=True), tmp_path)
+    if "adapter" in options:
+        options = {"adapter": str(tmp_path / "adapter")}
+        adapted: Any = get_peft_model(expected, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+        adapted.save_pretrained(tmp_path / "adapter")
+        expected = adapted.merge_and_unload()
+    model = load_model(spec(tmp_path, **options))
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+    torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_checkpoint_may_be_in_several_files_and_in_float16(tmp_path: Path) -> None:
+    expected = save_quantized(LLAMA, gptq(4, symmetric=False, ordered=False), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    where = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(weights)}
+    for file in set(where.values()):
+        save_file({name: weights[name] for name in where if where[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    runner = load_runner(spec(tmp_path, dtype="float16", slots=1, max_length=64))
+    logits = runner.logits([RowInput(0, 0, IDS[0].tolist())])
+    assert runner.model.dtype == torch.float16
+    torch.testing.assert_close(logits, expected(IDS).logits[0], rtol=0, atol=0.02)
