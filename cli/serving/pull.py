@@ -1,7 +1,8 @@
-"""`consort pull`: gets models ready for serving, with progress."""
+"""`consort pull` and `consort quantize`: get models ready for serving, with progress."""
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -43,6 +44,31 @@ def pull_model(model: str | None, revision: str | None, dtype: str) -> None:
         text = "nothing to get, it is on this machine"
     _console.print(f"{path}: {text}", markup=False, soft_wrap=True)
     _console.print(f"  consort serve {path if model is not None else ''}", markup=False, soft_wrap=True)
+
+
+def quantize_model(model: str, kind: Literal["int4", "int8"], output: Path) -> None:
+    """Write a model with weights of 4 or 8 bits, and its tokenizer, into a new folder."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from engine.loading.checkpoint import ModelSpec, load_model
+    from engine.loading.settings import load_tokenizer
+
+    disable_progress_bar()
+    if output.exists():
+        raise ConfigError(f"--output {output}: is there already; name a new folder")
+    path = resolve(model, "MODEL")
+    if is_hub_id(path):
+        fetch(path, key="MODEL", revision=None)
+    with reporting(_console) as report:
+        report("tokenizer")
+        tokenizer = load_tokenizer(locate(path))
+        report("weights")
+        loaded = load_model(ModelSpec(name="MODEL", path=locate(path), device="cpu", quantization=kind))
+        loaded.save_pretrained(output)
+        tokenizer.save_pretrained(output)
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    _console.print(f"{model}: {size / GIB:.2f} GiB in {output}", markup=False, soft_wrap=True)
+    _console.print(f"  consort serve {output}", markup=False, soft_wrap=True)
 
 
 def _convert(path: str, dtype: str) -> Path:

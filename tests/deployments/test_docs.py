@@ -76,7 +76,7 @@ def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["models"], ["bench"], ["pull"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["models"], ["bench"], ["pull"], ["quantize"]])
 def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
     result = CliRunner().invoke(shell.main, [*command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in CONFIGURATION, result.output

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
+from cli import shell
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.paths import ROOT
@@ -111,6 +113,17 @@ def test_memory_is_what_was_foretold(kind: Quantization) -> None:
     assert used < 0.45 * sum(weights_on_devices(full).values())
     predicted = weight_bytes(full, torch.float32, kind, torch.device("cpu"))
     assert used == pytest.approx(predicted, rel=0.05)
+
+
+def test_a_folder_of_quantised_weights_is_served_as_it_is(tmp_path: Path, prompts: list[list[int]]) -> None:
+    folder = tmp_path / "int4"
+    arguments = ["quantize", str(ROOT / "models/target"), "--output", str(folder)]
+    result = CliRunner().invoke(shell.main, arguments)
+    assert f"consort serve {folder}" in result.output
+    assert load_tokenizer(str(folder)).get_vocab() == load_tokenizer(str(ROOT / "models/target")).get_vocab()
+    expected = serve(spec(ROOT / "models/target", quantization="int4"), None, prompts)
+    assert list(map(tokens, serve(spec(folder), None, prompts))) == list(map(tokens, expected))
+    assert f"--output {folder}: is there already" in str(CliRunner().invoke(shell.main, arguments).output)
 
 
 def test_layers_that_cpu_kernels_cannot_take_stay_as_they_are(tmp_path: Path) -> None:
