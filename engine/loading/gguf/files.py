@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
 _SIZES = "stored_bytes.json"  # by the dtype of what isn't quantised
-_FORMAT = 7  # of the conversions; raised when they change
+_FORMAT = 8  # of the conversions; raised when they change
 _DIGITS = 16  # of a digest, in names of folders
 _STORED = "-stored"  # in names of folders whose weights are quantised as in the file
 # Bits that a weight takes in memory where it stays quantised (`blocks.py`), scales included.
@@ -234,7 +234,7 @@ def _save_settings(file: Path, folder: Path) -> None:
     from transformers import GenerationConfig
 
     from engine.loading.gguf.header import Header
-    from engine.loading.gguf.tokenizer import make_tokenizer
+    from engine.loading.gguf.tokenizer import end_tokens, make_tokenizer
     from engine.loading.gguf.weights import make_config, place_weights
 
     header = Header(file)
@@ -242,7 +242,7 @@ def _save_settings(file: Path, folder: Path) -> None:
     place_weights(header, config)
     config.save_pretrained(folder)
     generation = GenerationConfig.from_model_config(config)
-    generation.eos_token_id = _end_tokens(header) or None
+    generation.eos_token_id = end_tokens(header) or None
     generation.save_pretrained(folder)
     sizes = {name: stored_bytes(header, item) for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
     (folder / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
@@ -251,12 +251,6 @@ def _save_settings(file: Path, folder: Path) -> None:
         shutil.copy(other, folder)
     if not beside:
         make_tokenizer(header).save_pretrained(folder)
-
-
-def _end_tokens(header: "Header") -> list[int]:
-    """Return the tokens that end a text, a turn or a message, as far as a file names them."""
-    named = [header.fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(token for token in named if token is not None))
 
 
 def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:

@@ -17,6 +17,10 @@ from engine.loading.gguf.header import Header
 
 _SPACE = "▁"  # how SentencePiece writes it
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+_ENDS_OF_TURNS = {  # for files, mostly older ones, that name the end of a text alone
+    *("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|EOT|>", "<|END_OF_TURN_TOKEN|>"),
+    *("<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>"),
+}
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -91,6 +95,17 @@ def make_tokenizer(header: Header) -> PreTrainedTokenizerBase:
         clean_up_tokenization_spaces=False,
         **{role: roles.get(role) for role in _ROLES},
     )
+
+
+def end_tokens(header: Header) -> list[int]:
+    """Return the tokens that end a text, a turn or a message: those that the file names, and those of known names."""
+    fields = {key.removeprefix("tokenizer.ggml."): value for key, value in header.fields.items()}
+    named = [fields.get(f"{end}_token_id") for end in ("eos", "eot", "eom")]
+    tokens: list[str] = fields.get("tokens", [])
+    known = _ENDS_OF_TURNS - {"<|end|>"} if "<|return|>" in tokens else _ENDS_OF_TURNS  # there it ends a part of a turn
+    marked = enumerate(zip(tokens, fields.get("token_type", ()), strict=False))
+    by_name = [number for number, (token, kind) in marked if token in known and kind in (_CONTROL, _USER_DEFINED)]
+    return list(dict.fromkeys(token for token in (*named, *by_name) if token is not None))
 
 
 def _byte_level(tokens: Sequence[str], merges: Sequence[str], split: str) -> Tokenizer:

@@ -11,7 +11,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from decoding.errors import ConfigError
 from engine.loading.gguf.header import Header
-from engine.loading.gguf.tokenizer import make_tokenizer
+from engine.loading.gguf.tokenizer import end_tokens, make_tokenizer
 
 BUNDLED = Path(__file__).parents[4] / "models" / "drafter" / "tokenizer.json"
 TEXTS = ["hello hell he", "  hello", "hé <turn>hello ", "<s>he\n\nllo", ""]
@@ -23,7 +23,7 @@ CONTROL, BYTE, NORMAL, USER_DEFINED = 3, 6, 1, 4
 KINDS = [CONTROL, CONTROL, CONTROL, USER_DEFINED, *[BYTE] * 256, *[NORMAL] * len(PIECES)]
 
 
-def read(folder: Path, architecture: str, fields: dict[str, Any]) -> PreTrainedTokenizerBase:
+def write(folder: Path, architecture: str, fields: dict[str, Any]) -> Header:
     writer = gguf.GGUFWriter(folder / "m.gguf", architecture)
     for key, value in fields.items():
         getattr(writer, f"add_{key}")(value)
@@ -31,7 +31,11 @@ def read(folder: Path, architecture: str, fields: dict[str, Any]) -> PreTrainedT
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return make_tokenizer(Header(folder / "m.gguf"))
+    return Header(folder / "m.gguf")
+
+
+def read(folder: Path, architecture: str, fields: dict[str, Any]) -> PreTrainedTokenizerBase:
+    return make_tokenizer(write(folder, architecture, fields))
 
 
 SENTENCE_PIECE: dict[str, Any] = {
@@ -110,6 +114,25 @@ def test_texts_are_split_by_the_named_pattern(tmp_path: Path, split: str, pieces
 def test_some_kinds_begin_texts_unless_the_file_says_otherwise(tmp_path: Path, split: str, begins: bool) -> None:
     plain = read(tmp_path, "llama", byte_level(split) | {"add_bos_token": False}).encode("a text")
     assert read(tmp_path, "llama", byte_level(split)).encode("a text") == [*[0] * begins, *plain]
+
+
+@pytest.mark.parametrize(
+    ("turn", "kind", "others", "expected"),
+    [
+        ("<|eot_id|>", CONTROL, [], [2, 3]),
+        ("<|im_end|>", USER_DEFINED, [], [2, 3]),
+        ("<|im_end|>", NORMAL, [], [2]),  # a piece of text
+        ("<|end|>", CONTROL, [], [2, 3]),
+        ("<|end|>", CONTROL, ["<|return|>"], [2]),  # GPT-OSS ends parts of a turn with it
+        ("<turn>", CONTROL, [], [2]),
+    ],
+)
+def test_turns_end_also_where_the_file_names_the_end_of_a_text_alone(
+    tmp_path: Path, turn: str, kind: int, others: list[str], expected: list[int]
+) -> None:
+    kinds = [CONTROL, CONTROL, CONTROL, kind, *[CONTROL] * len(others)]
+    fields = {"token_list": [*SPECIAL[:3], turn, *others], "token_types": kinds, "eos_token_id": 2}
+    assert end_tokens(write(tmp_path, "llama", fields)) == expected
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
