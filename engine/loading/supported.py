@@ -19,6 +19,7 @@ from engine.model.state_layers import carries_known_states
 
 # Kinds of attention that run; kinds of layers without attention are checked as modules.
 _ATTENTION_KINDS = {"attention", "chunked_attention", "full_attention", "linear_attention", "sliding_attention"}
+_STATES = "gated delta rules (as in Qwen3.5), Mamba 1 and 2 (Jamba, Granite 4-H) and short convolutions (LFM2)"
 _LENGTHS = (5, 9)  # tokens of the test's two calls
 _TOLERANCES = {torch.float32: 0.01}  # of the logits, relative to their own variation
 _LOOSE = 0.3  # for other types: rounding gives a few per cent, a text that is ignored gives 1
@@ -49,7 +50,7 @@ def check_modules(model: PreTrainedModel, *, max_length: int) -> None:
     kinds = set(getattr(model.config, "layer_types", None) or ("unknown",))
     carries_states = model._is_stateful and not kinds <= {"attention", "full_attention"}
     if (carries_states or "linear_attention" in kinds) and not carries_known_states(model):
-        raise ConfigError(f"{name} carries a state from token to token in a way that slots do not hold")
+        raise ConfigError(f"{name} carries a state from token to token in its own way; only {_STATES} can run")
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{name} computes attention itself, not through transformers' AttentionInterface")
     for path, module in model.named_modules():

@@ -38,3 +38,11 @@ def test_a_window_that_only_masks_have_is_refused(family: str, fits: bool) -> No
         nullcontext() if fits else pytest.raises(ConfigError, match="its window of 12 tokens; lower max_length from 20")
     ):
         check_modules(model, max_length=20)
+
+
+@pytest.mark.parametrize("family", ["rwkv", "recurrent_gemma", "minimax"])
+def test_states_of_another_kind_are_refused_without_weights(family: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config(family))
+    with pytest.raises(ConfigError, match=r"state from token to token in its own way; only gated delta rules"):
+        check_modules(model, max_length=20)
