@@ -7,10 +7,10 @@ order (`FixedOrderLinear`).
 """
 
 import logging
+import sys
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dis import get_instructions
+from dis import Instruction, get_instructions
 from functools import cache, partial
 from inspect import unwrap
 from itertools import pairwise
@@ -26,6 +26,7 @@ from engine.kernels.operator_trace import as_one_operator
 from engine.kernels.quantized_weight import QuantizedWeight
 from engine.layers.quantized_linear import QuantizedLinear, quantized_kernel
 
+_MODELS = ("transformers.models.", "transformers_modules.")  # whose linear layers, such as routers, may return more
 _FIXED_ORDER_DEVICE = "cuda"  # tests put the interpreter's here
 _FIXED_ORDER_DTYPES = (torch.bfloat16, torch.float16)
 _FUNCTIONS = {  # native ones, by the dtypes of weights and results
@@ -305,10 +306,20 @@ def pack_linears(
         faster: nn.Module | None = None
         if _profits(child) and name not in _weights_read(type(module).forward):
             faster = _replacement(_weight(child), child.bias, deterministic)
-        if isinstance(child, nn.Linear | Conv1D):
+        if isinstance(child, nn.Linear | Conv1D) and not type(child).__module__.startswith(_MODELS):
             setattr(module, name, wrap([child], faster or child))
         else:
             pack_linears(child, deterministic=deterministic, wrap=wrap)
+
+
+def uncalled_layers(model: nn.Module) -> set[nn.Module]:
+    """Return the layers whose owners compute with their weights, as LongCat's routers do, and never call them."""
+    return {
+        layer
+        for module in model.modules()
+        for name in _weights_read(type(module).forward)
+        if isinstance(layer := getattr(module, name, None), nn.Module)
+    }
 
 
 class LinearHeads(nn.Module):
@@ -411,12 +422,14 @@ def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
 
 @cache
 def _weights_read(forward: Callable[..., object]) -> set[str]:
-    """Return the names of layers that a module's forward never calls, because it computes with their weights itself."""
-    steps = get_instructions(unwrap(forward))
-    parts = defaultdict(set)
-    for name, part in pairwise(step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")):
-        parts[name].add(part)
-    return {name for name, after in parts.items() if "weight" in after <= {"weight", "bias"}}
+    """Return the names of layers that a module's forward never calls: it computes with their weights itself."""
+    steps = [step for step in get_instructions(unwrap(forward)) if step.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    read = {layer.argval for layer, part in pairwise(steps) if part.argval == "weight"}
+    return read - {step.argval for step in steps if _loads_method(step)}
+
+
+def _loads_method(step: Instruction) -> bool:
+    return step.opname == "LOAD_METHOD" or (sys.version_info >= (3, 12) and bool((step.arg or 0) & 1))
 
 
 def _onednn_computes(weight: Tensor) -> bool:

@@ -89,11 +89,9 @@ class LoraLayers:
         self.rank = -(-rank // alignment) * alignment
         self.foreign: Tensor | None = None  # [N, S, 1] bool: slots that aren't the token's; None: no token has any
         self.versions = [""] * slots  # what was written to each slot
-        output = model.get_output_embeddings()
+        inner = set(model.base_model.modules()) - {model.get_output_embeddings()}  # further layers see some tokens only
         self._paths = {
-            layer: path
-            for path, layer in model.named_modules()
-            if layer is not output and _EXPERTS not in path.split(".")
+            layer: path for path, layer in model.named_modules() if layer in inner and _EXPERTS not in path.split(".")
         }
         self._layers: dict[str, tuple[LoraLinear, int]] = {}  # by path, with the index among joined layers
 

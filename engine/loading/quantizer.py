@@ -15,6 +15,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from engine.kernels.quantized_weight import QuantizedWeight, rounded_to_nearest
 from engine.layers.latent import PROJECTION
+from engine.layers.linear import uncalled_layers
 from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, QuantizedModule
 
 METHOD = "consort"  # in a checkpoint's configuration
@@ -50,9 +51,10 @@ def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.
     """Yield the layers that are rounded, their names, and to how many bits: embeddings and the output layer to 8."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     tied = model.config.get_text_config().tie_word_embeddings
+    uncalled = uncalled_layers(model)
     alike = not tied or type(ends[0]) is nn.Embedding  # else the output layer stays as the embedding does
     for name, module in model.named_modules():
-        if type(module) not in (nn.Linear, nn.Embedding) or module.weight.shape[1] % GROUP:
+        if type(module) not in (nn.Linear, nn.Embedding) or module.weight.shape[1] % GROUP or module in uncalled:
             continue
         if any(module is end for end in ends):
             if alike:

@@ -60,6 +60,7 @@ SHAPE: dict[str, Any] = {
     "mamba_expand": 2,
     "mamba_chunk_size": 8,
 }
+_UNTIED = {"tie_word_embeddings": False}  # else they repeat a token for ever
 _FULL = {"num_key_value_heads": 4}
 _DELTA_RULE = {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
@@ -146,6 +147,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "got_ocr2": _of({"model_type": "qwen2"}, _VISION | {"output_channels": 32, "global_attn_indexes": [1]}),
     "olmo_hybrid": _DELTA_RULE,
+    "gemma2": _UNTIED,
+    "gemma3_text": _UNTIED,
+    "moshi": {"sliding_window": None},  # in transformers, caches alone know of it
     "phimoe": {"sliding_window": None},
     "doge": {"sliding_window": None},
     "prophetnet": {"num_hidden_layers": None},
@@ -159,8 +163,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": _DELTA_RULE,
     "xlstm": {"v_head_dim": None},
     "youtu": _FULL,
-    "zamba": {"mamba_d_state": 8, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid"] * 2}
-    | {"tie_word_embeddings": False},
+    "zamba": {"mamba_d_state": 8, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid"] * 2} | _UNTIED,
     "zamba2": {
         "mamba_ngroups": 2,
         "n_mamba_heads": 8,
@@ -172,7 +175,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     # multimodal checkpoints
-    "gemma3": _of(_WINDOWS, _VISION),
+    "gemma3": _of(_WINDOWS, _VISION, **_UNTIED),
     "gemma3n": _of(_GEMMA_3N),
     "gemma4": _of(_GEMMA_4, _VISION),
     "gemma4_assistant": _of(_ASSISTANT | {"model_type": "gemma4_text"}),
