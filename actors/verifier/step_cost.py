@@ -1,6 +1,5 @@
 """The cost of a target step by its number of tokens: measured at the start, then corrected by each step."""
 
-import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ _RELAXING = 0.003  # weight per step with which the factors of other sizes follo
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _RECORDED_TOKENS = 9  # steps of up to so many are recorded first, as those of usual sizes are later
 _ROUNDS = 8
+_LEAST_TOKENS, _LONG_S = 17, 0.1  # of a step that may show that longer ones take in proportion
+_IN_PROPORTION = 0.8  # of the time that the tokens of the size below make likely
 _MEASURING_S = 0.05  # of each size; the server waits meanwhile, and the first requests' steps measure on
 
 
@@ -75,25 +76,42 @@ def measure_step_cost(runner: Runner) -> StepCost:
     """Time steps of a few sizes on an idle runner, which also warms it up.
 
     The minimum of several rounds counts, because other replicas may be starting on the same machine. Long steps take
-    part in few rounds, where noise matters less.
+    part in few rounds, where noise matters less. Above a size whose time is long and in proportion to its tokens
+    nothing is measured: theirs is, too.
     """
     sizes = [size for size in runner.padded_sizes or _MEASURED_SIZES if size <= runner.max_query]
-    seconds = [math.inf] * len(sizes)
-    left_s = [_MEASURING_S] * len(sizes)
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     for tokens in sizes:
         if tokens <= _RECORDED_TOKENS:
             runner.record(tokens)
-    for _ in range(_ROUNDS):
-        for index, tokens in enumerate(sizes):
-            if left_s[index] <= 0:
-                continue
-            began_s = time.perf_counter()
-            timer = StepTimer(runner.device)
-            best = runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1)
-            timer.stop()
-            best.tolist()
-            seconds[index] = min(seconds[index], timer.seconds())
-            left_s[index] -= time.perf_counter() - began_s
+    seconds: list[float] = []
+    while len(seconds) < len(sizes) and not _is_proportional(sizes, seconds):
+        tokens = sizes[len(seconds)]
+        seconds.append(_time_step(runner, tokens))
+        if _is_proportional(sizes, seconds):  # or something else was running
+            seconds[-1] = min(seconds[-1], _time_step(runner, tokens))
+    left_s = [_MEASURING_S - step_s for step_s in seconds]
+    for _ in range(_ROUNDS - 1):
+        for index, tokens in enumerate(sizes[: len(seconds)]):
+            if left_s[index] > 0:
+                began_s = time.perf_counter()
+                seconds[index] = min(seconds[index], _time_step(runner, tokens))
+                left_s[index] -= time.perf_counter() - began_s
     runner.cache.clear_all()
-    return StepCost(sizes, seconds, runner.padded_sizes)
+    return StepCost(sizes[: len(seconds)], seconds, runner.padded_sizes)
+
+
+def _is_proportional(sizes: Sequence[int], seconds: Sequence[float]) -> bool:
+    """Whether the last step was long and took in proportion to its tokens. seconds: of the first sizes."""
+    last = len(seconds) - 1
+    if last < 1 or sizes[last] < _LEAST_TOKENS or seconds[last] < _LONG_S:
+        return False
+    return seconds[last] * sizes[last - 1] > _IN_PROPORTION * seconds[last - 1] * sizes[last]
+
+
+def _time_step(runner: Runner, tokens: int) -> float:
+    timer = StepTimer(runner.device)
+    best = runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1)
+    timer.stop()
+    best.tolist()
+    return timer.seconds()

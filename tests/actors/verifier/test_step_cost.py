@@ -1,8 +1,15 @@
 """The cost of a step: a curve measured at the start, which never falls, and factors learned from steps."""
 
-import pytest
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import Mock
 
+import pytest
+import torch
+
+from actors.verifier import step_cost
 from actors.verifier.step_cost import StepCost, measure_step_cost
+from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 
@@ -54,3 +61,54 @@ def test_measures_the_sizes_of_graphs() -> None:
     assert list(runner.padded_sizes) == [2, 4, 8, 16, 24, 32, 48]
     cost = measure_step_cost(runner)
     assert cost(9) == cost(16)
+
+
+class TimedRunner:
+    """Takes as long as it is told by a clock of its own."""
+
+    padded_sizes: Sequence[int] = ()
+    max_query, device = 200, torch.device("cpu")
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.seconds, self.now_s, self.cache = seconds, 0.0, Mock()
+        self.sizes: list[int] = []
+
+    def logits(self, rows: Sequence[RowInput]) -> torch.Tensor:
+        tokens = len(rows[0].tokens)
+        self.sizes.append(tokens)
+        self.now_s += self.seconds(tokens)
+        return torch.zeros(tokens, 2)
+
+    def record(self, tokens: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "cost_of_200"),
+    [
+        (lambda tokens: 0.01 * tokens, 17, 2.0),
+        (lambda tokens: 0.0001 * tokens, 129, 0.02),  # short
+        (lambda tokens: 0.3 + 0.001 * tokens, 129, 0.429 * 200 / 129),  # most of it for the weights
+        (lambda tokens: max(0.3, 0.01 * tokens), 65, 2.0),
+    ],
+)
+def test_long_steps_are_not_measured_where_their_time_is_known(
+    monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float], longest: int, cost_of_200: float
+) -> None:
+    runner: Any = TimedRunner(seconds)
+
+    class Timer:
+        def __init__(self, device: torch.device) -> None:
+            self.began_s = runner.now_s
+
+        def stop(self) -> None:
+            self.ended_s = runner.now_s
+
+        def seconds(self) -> float:
+            return float(self.ended_s - self.began_s)
+
+    monkeypatch.setattr(step_cost, "StepTimer", Timer)
+    monkeypatch.setattr(step_cost.time, "perf_counter", lambda: runner.now_s)
+    cost = measure_step_cost(runner)
+    assert max(runner.sizes) == longest
+    assert cost(200) == pytest.approx(cost_of_200)
