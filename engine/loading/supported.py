@@ -92,14 +92,27 @@ def try_out(model: PreTrainedModel) -> KVPages:
         raise ConfigError(f"{type(model).__name__} does not run over KV slots: {error}") from error
     possible = (expected != -torch.inf).any(dim=0)  # [V]; a drafter may lack tokens
     actual, expected = actual[:, possible], expected[:, possible]
-    difference = float((actual - expected).norm() / (expected - expected.mean(dim=-1, keepdim=True)).norm())
     tolerance = _LOOSE if _is_quantized(model) else _TOLERANCES.get(model.dtype, _LOOSE)
+    difference = _difference(actual, expected, is_exact=tolerance != _LOOSE)
     if not difference <= tolerance:
         raise ConfigError(
             f"{type(model).__name__} gives other logits over KV slots than without: they differ by "
             f"{difference:.1%} of their own variation, and {tolerance:.0%} would be rounding"
         )
     return runner.cache
+
+
+def _difference(actual: Tensor, expected: Tensor, *, is_exact: bool) -> float:
+    """Return by what share of their own variation logits differ. actual, expected: [T, V].
+
+    is_exact: over all. Otherwise that of most tokens in each call counts: where a rare token is followed by another,
+    rounding alone may turn logits over.
+    """
+    error, variation = actual - expected, expected - expected.mean(dim=-1, keepdim=True)
+    if is_exact:
+        return float(error.norm() / variation.norm())
+    first, second = (error.norm(dim=-1) / variation.norm(dim=-1)).split(_LENGTHS)
+    return max(float(first[1:].median()), float(second.median()))  # a text's first token attends to itself alone
 
 
 @torch.inference_mode()
