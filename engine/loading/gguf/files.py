@@ -32,6 +32,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
 _SIZES = "stored_bytes.json"  # by the dtype of what isn't quantised
 _FORMAT = 8  # of the conversions; raised when they change
+_RECOMMENDED = {  # keys below general.sampling that a file may have: transformers' names
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 _DIGITS = 16  # of a digest, in names of folders
 _STORED = "-stored"  # in names of folders whose weights are quantised as in the file
 # Bits that a weight takes in memory where it stays quantised (`blocks.py`), scales included.
@@ -243,6 +250,7 @@ def _save_settings(file: Path, folder: Path) -> None:
     config.save_pretrained(folder)
     generation = GenerationConfig.from_model_config(config)
     generation.eos_token_id = end_tokens(header) or None
+    generation.update(**_recommended_sampling(header))
     generation.save_pretrained(folder)
     sizes = {name: stored_bytes(header, item) for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
     (folder / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
@@ -251,6 +259,15 @@ def _save_settings(file: Path, folder: Path) -> None:
         shutil.copy(other, folder)
     if not beside:
         make_tokenizer(header).save_pretrained(folder)
+
+
+def _recommended_sampling(header: "Header") -> dict[str, float]:
+    """Return what a file recommends, in transformers' names; numbers are stored as float32."""
+    stored = {name: header.fields.get(f"general.sampling.{key}") for key, name in _RECOMMENDED.items()}
+    given = {name: round(value, 6) for name, value in stored.items() if value is not None}
+    if not given:
+        return {}
+    return {"do_sample": False} if given.get("temperature") == 0 else {"do_sample": True, **given}
 
 
 def _computes_bfloat16_fast(config: "PretrainedConfig") -> bool:

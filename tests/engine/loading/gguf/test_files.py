@@ -299,6 +299,24 @@ def test_texts_turns_and_messages_end(
     assert load_end_tokens(str(write_gguf(tmp_path / "m.gguf", model, add=add))) == expected
 
 
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ({"temp": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        ({"penalty_repeat": 1.05, "min_p": 0.1}, {"repetition_penalty": 1.05, "min_p": 0.1}),
+        ({"temp": 0.0, "top_k": 20}, {"temperature": 0.0}),
+    ],
+)
+def test_the_sampling_that_a_file_recommends_is_the_default(
+    stored: dict[str, float], expected: dict[str, float], tmp_path: Path, model: LlamaForCausalLM
+) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        for key, value in stored.items():
+            getattr(writer, f"add_sampling_{key}")(value)
+
+    assert load_sampling_defaults(str(write_gguf(tmp_path / "m.gguf", model, add=add))).given() == expected
+
+
 def write_with_tokenizer(folder: Path, model: LlamaForCausalLM, split: str | None) -> str:
     """Write a file with the bundled tokenizer, beside none. split: how it says that texts are split."""
     bundled = json.loads((BUNDLED / "tokenizer.json").read_text(encoding="utf-8"))["model"]
