@@ -132,6 +132,11 @@ class NativeQuantizedLinear(nn.Module):
         self.bias = torch.zeros(columns) if bias is None else bias.detach().float().contiguous()
         self._out_dtype = out_dtype
 
+    @property
+    def weight(self) -> Tensor:
+        """A tensor of a type that inputs may have; some models look at the weight's."""
+        return self.bias
+
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""
         out_dtype = self._out_dtype or x.dtype

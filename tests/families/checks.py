@@ -273,7 +273,7 @@ def _adaptable(model: PreTrainedModel) -> list[str]:
     """Return the names of linear layers that peft adapts by themselves, but those for logits."""
     inner = set(model.base_model.modules()) - {model.get_output_embeddings()}
     layers = (name for name, layer in model.named_modules() if layer in inner and isinstance(layer, nn.Linear | Conv1D))
-    skipped = {"experts", "router", "dt_proj", "embed_tokens_extend"}  # of others' classes, or not called
+    skipped = {"experts", "router", "dt_proj", "embed_tokens_extend", "kv_b_proj"}  # of own classes, or not called
     if any("experts" in name.split(".") for name, _ in model.named_modules()):
         skipped |= {"gate", "gate_proj", "up_proj", "down_proj"}  # peft takes those for the experts'
     if model.config.model_type in ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"):

@@ -20,9 +20,9 @@ from engine.loading.quantizer import rounded_layers
 from engine.loading.supported import try_out
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from tests.in_process.test_hybrids import DRAFTED, LOOKED_UP, PLAIN, check_greedy_texts, load, requests, texts
+from tests.families.configurations import VOCAB
+from tests.in_process.test_hybrids import DRAFTED, LOOKED_UP, PLAIN, load, requests, texts
 from tests.support.adapters import save_adapter
-from tests.support.hybrids import VOCAB
 from tests.support.models import tiny_model
 
 RANK, ROTATED = 24, 8
@@ -72,10 +72,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp(request.param)
     make(request.param).save_pretrained(path)
     return path
-
-
-def test_greedy_texts_are_those_of_generate(folder: Path) -> None:
-    check_greedy_texts(folder)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -18,7 +18,7 @@ from engine.heads.proposer import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_with_heads
 from engine.model.runner import Runner
-from tests.support.hybrids import VOCAB
+from tests.families.configurations import VOCAB
 from tests.support.mtp import FAMILIES, make_mtp
 from tests.support.waiting import wait_until
 

@@ -11,8 +11,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from tests.support.hybrids import CONFIGS, DELTA_RULE, SHAPE
+from tests.families.configurations import SHAPE as ALL
 
+SHAPE: dict[str, Any] = {name: value for name, value in ALL.items() if name.endswith(("_size", "_id"))} | {
+    name: ALL[name]
+    for name in (
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+    )
+}
+DELTA_RULE = {name: value for name, value in ALL.items() if name.startswith("linear_")} | {
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"]
+}
 _EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 _ROUTED = _EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
@@ -39,7 +52,12 @@ _DEEPSEEK = (
 )
 _MIMO = tuple(f"model.mtp_layers.0.{name}_layernorm" for name in ("token", "hidden", "final"))
 FAMILIES: dict[str, Family] = {
-    "qwen3_next": Family("qwen3_next", CONFIGS["qwen3_next"], _FULL, *_QWEN),
+    "qwen3_next": Family(
+        "qwen3_next",
+        SHAPE | DELTA_RULE | _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16},
+        _FULL,
+        *_QWEN,
+    ),
     "qwen3_5": Family("qwen3_5_text", SHAPE | DELTA_RULE, _FULL, *_QWEN),
     "qwen3_5_moe": Family(
         "qwen3_5_moe_text",

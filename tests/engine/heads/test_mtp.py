@@ -19,10 +19,9 @@ from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_with_heads
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from tests.support.hybrids import VOCAB
+from tests.families.configurations import VOCAB, make_config, make_model
 from tests.support.models import tiny_model
 from tests.support.mtp import FAMILIES, add_shard, add_tensors, make_mtp
-from tests.support.multimodal import make_multimodal
 
 TEXT = [(7 * position + 3) % VOCAB for position in range(21)]
 GREEDY = SamplingParams(max_tokens=1, temperature=0)
@@ -62,7 +61,8 @@ def test_its_logits_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
 
 
 def test_a_multimodal_checkpoint_has_it_beside_the_text_model(tmp_path: Path) -> None:
-    whole: Any = make_multimodal("qwen3_5", tmp_path)
+    whole: Any = make_model(make_config("qwen3_5"))
+    whole.save_pretrained(tmp_path)
     text_model = SimpleNamespace(model=whole.model.language_model, lm_head=whole.lm_head)
     reference = make_mtp("qwen3_5", tmp_path, target=text_model)
     drafted = draft(*load(tmp_path), TEXT, cuts=())

@@ -12,7 +12,7 @@ from engine.model.cuda import GraphRecorder, Replay
 from engine.model.cuda_graphs import Shape, graph_bytes, shapes, usual_tokens
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from tests.support.hybrids import tiny_hybrid
+from tests.families.configurations import make_config, make_model
 from tests.support.models import VOCAB, tiny_model
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def test_shapes_that_do_not_fit_into_memory_run_without_a_graph() -> None:
 
 
 def test_graphs_carry_states() -> None:
-    runners = [Runner(tiny_hybrid("qwen3_5_text"), slots=4, max_length=64, max_query=16) for _ in range(2)]
+    runners = [Runner(make_model(make_config("qwen3_5_text")), slots=4, max_length=64, max_query=16) for _ in range(2)]
     for runner in runners:
         runner.logits([RowInput(0, 0, [0])])
         runner.cache.clear_all()
