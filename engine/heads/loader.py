@@ -21,6 +21,7 @@ from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
 from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, HeadsSpec, Reading
 from engine.layers.faster_layers import use_faster_parts
+from engine.layers.quantized_linear import QuantizedModule, round_linears
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
@@ -174,4 +175,6 @@ def _place(module: torch.nn.Module, model: PreTrainedModel) -> None:
     module.to(parameters[0].device if parameters else model.device)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(model.dtype)
+    if any(isinstance(layer, QuantizedModule) for layer in model.modules()):
+        round_linears(module, 8)  # else a draft token would cost a larger part of a step
     module.eval().requires_grad_(False)

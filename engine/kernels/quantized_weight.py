@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 PARTS = "weight", "scales", "offsets", "order"  # names of its tensors in modules and files
+GROUP = 32  # inputs that share a scale where weights are rounded here
 _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales that are tried, as parts of the one that fits the largest weight
 
 
@@ -94,7 +95,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     return codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
 
 
-def rounded_to_nearest(weight: Tensor, bits: int, group: int = 32) -> QuantizedWeight:
+def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> QuantizedWeight:
     """Quantise a matrix without offsets. Each group has the scale, of some, that leaves the smallest squared error.
 
     weight: [out, in], `in` a multiple of `group`.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
-from engine.kernels.quantized_weight import PARTS, QuantizedWeight
+from engine.kernels.quantized_weight import GROUP, PARTS, QuantizedWeight, rounded_to_nearest
 
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # in the order of engine/kernels/cpp/vectors.h
 _WORD = 32  # bits
@@ -61,6 +61,15 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""
         return linear(x, self.quantized.dequantized().to(x.dtype), self.bias)
+
+
+@torch.no_grad()
+def round_linears(module: nn.Module, bits: int) -> None:
+    """Quantise the linear layers below `module` whose inputs are whole groups."""
+    for path, layer in list(module.named_modules()):
+        if type(layer) is nn.Linear and layer.in_features % GROUP == 0:
+            weight = rounded_to_nearest(layer.weight, bits)
+            module.set_submodule(path, QuantizedLinear(weight, layer.bias, layer.weight.dtype))
 
 
 class QuantizedEmbedding(QuantizedModule):

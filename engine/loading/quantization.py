@@ -16,8 +16,9 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from decoding.errors import ConfigError
+from engine.kernels.quantized_weight import GROUP
 from engine.layers.latent import PROJECTION, latent_layers
-from engine.loading.quantizer import GROUP, IntegerConfig, rounded_layers
+from engine.loading.quantizer import IntegerConfig, rounded_layers
 
 Quantization = Literal["int4", "int8", "nf4"]
 

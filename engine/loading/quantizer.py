@@ -13,13 +13,12 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.kernels.quantized_weight import QuantizedWeight, rounded_to_nearest
+from engine.kernels.quantized_weight import GROUP, QuantizedWeight, rounded_to_nearest
 from engine.layers.latent import PROJECTION
 from engine.layers.linear import uncalled_layers
 from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, QuantizedModule
 
 METHOD = "consort"  # in a checkpoint's configuration
-GROUP = 32  # inputs that share a scale where weights are rounded here
 _SCALES = ".scales"
 _DTYPES = {"U8": torch.uint8, "F16": torch.float16, "F32": torch.float32}  # in safetensors
 
@@ -69,7 +68,7 @@ def round_layers(model: PreTrainedModel, bits: int) -> None:
     dtype = model.dtype
     ends: dict[int, QuantizedWeight] = {}
     for name, layer, own_bits in list(rounded_layers(model, bits)):
-        weight = ends.get(id(layer.weight)) or rounded_to_nearest(layer.weight, own_bits, GROUP)
+        weight = ends.get(id(layer.weight)) or rounded_to_nearest(layer.weight, own_bits)
         if own_bits == 8:
             ends[id(layer.weight)] = weight  # tied ones share it
         _replace(model, name, weight, dtype)
@@ -143,7 +142,7 @@ class _Rounding(ConversionOps):
         parts: dict[str, Tensor] = {}
         for name, value in input_dict.items():
             module, _name = get_module_from_name(model, name)
-            weight = rounded_to_nearest(value[0] if isinstance(value, list) else value, module.bits, GROUP)
+            weight = rounded_to_nearest(value[0] if isinstance(value, list) else value, module.bits)
             parts |= named_parts(name, weight)
         return parts
 
