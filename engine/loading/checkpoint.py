@@ -28,6 +28,7 @@ from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import (
     Quantization,
     quantization_config,
+    read_contiguous_inputs,
     restore_latent_projections,
     weight_bytes,
 )
@@ -134,6 +135,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if later:
         round_layers(model, options["quantization_config"].bits)
     restore_latent_projections(model)
+    read_contiguous_inputs(model)
     if token_ids is not None:
         DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
     return model

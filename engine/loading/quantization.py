@@ -90,6 +90,13 @@ def restore_latent_projections(model: PreTrainedModel) -> None:
             module.kv_b_proj = plain
 
 
+def read_contiguous_inputs(model: PreTrainedModel) -> None:
+    """Copy transposed inputs of 4-bit layers of bitsandbytes, whose function for CPUs takes them for contiguous."""
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            module.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
+
+
 def _linear_weights(skeleton: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights that transformers would quantise, by layer name: linear layers but the one for logits."""
     kept = get_keys_to_not_convert(skeleton)

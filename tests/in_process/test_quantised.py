@@ -135,6 +135,15 @@ def test_layers_that_cpu_kernels_cannot_take_stay_as_they_are(tmp_path: Path) ->
     assert type(layer.get_submodule("mlp.down_proj")).__name__ == "NativeLinear"
 
 
+def test_four_bit_layers_take_transposed_inputs(tmp_path: Path) -> None:
+    """Mamba 1's projections get some."""
+    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=128).save_pretrained(tmp_path)
+    layer = load_model(spec(tmp_path, quantization="nf4")).get_submodule("model.layers.0.mlp.down_proj")
+    x = torch.randn(1, 128, 5, generator=torch.Generator().manual_seed(0)).transpose(1, 2)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), layer(x.contiguous()))
+
+
 def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     with pytest.raises(
