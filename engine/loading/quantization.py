@@ -45,7 +45,7 @@ def quantization_config(kind: Quantization, skeleton: PreTrainedModel, device: t
     if not layers:
         fitting = f" with dimensions that are multiples of {_BLOCK}" if device.type == "cpu" else ""
         raise ConfigError(f"nf4 needs linear layers{fitting}, and {type(skeleton).__name__} has none")
-    skipped = [*get_keys_to_not_convert(skeleton), *(set(_linear_weights(skeleton)) - set(layers))]
+    skipped = [*get_keys_to_not_convert(skeleton), *(set(_linear_weights(skeleton)) - set(layers)), PROJECTION]
     # bitsandbytes warns on every call about casts, and on import about an optional kernel
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     return BitsAndBytesConfig(

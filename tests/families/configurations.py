@@ -133,7 +133,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "longcat_flash": _FULL
     | {"num_layers": 2, "ffn_hidden_size": 48, "moe_topk": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 16},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2, "chunk_size": 8},
-    "minicpm3": _FULL,
+    "minicpm3": _FULL | _UNTIED,
     "ministral3": {"rope_parameters": _YARN},
     "nemotron_h": {
         "num_hidden_layers": None,
