@@ -79,8 +79,8 @@ class ModelConfig(StrictModel):
     )
     quantization: Literal["int4", "int8", "nf4"] | None = Field(
         None,
-        description="Store weights as integers of 4 or 8 bits with a scale for each 32 (int4, int8; embeddings and the "
-        "output layer in 8), or those of linear layers as 4-bit normal floats (nf4, by bitsandbytes).",
+        description="int4, int8: weights as integers with a scale for each 32; embeddings and the output layer always "
+        "have 8 bits. nf4: linear layers as 4-bit normal floats, by bitsandbytes.",
     )
     deterministic: bool = Field(
         True,
