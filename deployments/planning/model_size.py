@@ -18,6 +18,7 @@ _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in n
 _ENDS = re.compile(r"embed_tokens|lm_head|wte|token_embd|^output\.")  # those that `int4` and `int8` take in 8 bits
 _OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|audio|embed_vision|embed_audio|multi_modal)")  # of multimodal models
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
+_ATTENTIONS = {"longcat_flash": 2, "diffllama": 2}  # in a layer, where they are several
 _GGUF_FIELDS = {  # what config.json calls them, and .gguf files
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
@@ -126,11 +127,11 @@ def _kv_numbers(config: Mapping[str, Any], *, keeps_latents: bool) -> int | None
     hidden = _first(config, "hidden_size", "n_embd")
     if layers is None or heads is None or hidden is None:
         return None
+    layers *= _ATTENTIONS.get(str(config.get("model_type")), 1)
     if (latent := _first(config, "kv_lora_rank")) is not None:
         rotated, plain = _first(config, "qk_rope_head_dim") or 0, _first(config, "qk_nope_head_dim") or 0
-        attentions = 2 * layers if config.get("model_type") == "longcat_flash" else layers
         expanded = heads * (rotated + plain + (_first(config, "v_head_dim") or 0))
-        return attentions * (latent + rotated if keeps_latents else expanded)
+        return layers * (latent + rotated if keeps_latents else expanded)
     head_dim = _first(config, "head_dim") or hidden // heads
     return layers * (_first(config, "num_key_value_heads") or heads) * head_dim * 2
 

@@ -14,7 +14,11 @@ from transformers.conversion_mapping import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.auto_factory import _get_model_class
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_PRETRAINING_MAPPING,
+    MODEL_MAPPING,
+)
 
 from decoding.errors import ConfigError
 
@@ -28,6 +32,7 @@ _PLAIN_OUTPUT = {
     f"{kind}_text" for kind in ("glm4v", "glm4v_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 }
 _SKIPPED = ("llm_int8_skip_modules", "modules_to_not_convert", "ignore")  # names of modules that stay as they are
+_CAUSAL = "ForCausalLM"  # ends the names of classes
 _INHERITED = ("dtype", "quantization_config")  # settings of the whole checkpoint
 
 
@@ -67,9 +72,11 @@ def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     Raises:
         ConfigError: there is no such class.
     """
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        causal: type[PreTrainedModel] = _get_model_class(config, MODEL_FOR_CAUSAL_LM_MAPPING)
-        return causal
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_PRETRAINING_MAPPING):  # Mistral 4 is in the second alone
+        if type(config) in mapping:
+            causal: type[PreTrainedModel] = _get_model_class(config, mapping)
+            if mapping is MODEL_FOR_CAUSAL_LM_MAPPING or causal.__name__.endswith(_CAUSAL):
+                return causal
     if config.model_type not in _PLAIN_OUTPUT:
         raise ConfigError(f"transformers has no causal language model for configurations of type {config.model_type!r}")
     base = _get_model_class(config, MODEL_MAPPING)

@@ -5,10 +5,11 @@ get the tokens of all rows, one row after another, as a batch of one; only atten
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,12 +45,17 @@ class AttentionReader:
         self.largest = largest if self.largest.dim() == 0 else torch.maximum(self.largest, largest)
 
 
-class Rows(NamedTuple):
-    """The rows that a model runs over."""
+class Rows:
+    """The rows that a model runs over in one forward."""
 
-    batch: RaggedBatch
-    cache: "KVPages"
-    reader: AttentionReader | None = None
+    def __init__(self, batch: RaggedBatch, cache: "KVPages", reader: AttentionReader | None = None) -> None:
+        self.batch, self.cache, self.reader = batch, cache, reader
+        self._calls: Counter[nn.Module] = Counter()
+
+    def count_call(self, module: nn.Module) -> tuple[nn.Module, int]:
+        """Return a module and how often it attended before: some do so twice, to different values (DiffLlama)."""
+        self._calls[module] += 1
+        return module, self._calls[module] - 1
 
 
 _current: ContextVar[Rows | None] = ContextVar("rows", default=None)
@@ -116,11 +122,12 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
         return output
     kv_pages, projection = rows.cache, getattr(module, PROJECTION, None)
     latents = projection if isinstance(projection, LatentHeads) else None
-    if module not in kv_pages.layers:
+    call = rows.count_call(module)
+    if call not in kv_pages.layers:
         if options.get("position_bias") is not None:
             raise ConfigError("the model's attention uses position_bias, which attention over pages does not support")
-        kv_pages.add_layer(module, key, value if latents is None else None)
-    keys, *values = kv_pages.layers[module]
+        kv_pages.add_layer(call, key, value if latents is None else None)
+    keys, *values = kv_pages.layers[call]
     states = query[0].transpose(0, 1)
     args = AttentionArgs(
         query=states if latents is None else latents.absorb(states),

@@ -25,9 +25,9 @@ class KVPages(PageTables):
         """capacity: the most columns of a slot. pages: for all slots together; None: as many as they can ever need."""
         super().__init__(slots=slots, capacity=capacity, pages=pages, page_size=page_size)
         self.dtype: torch.dtype | None = None  # the pages'; None: that of the states. Set it before the first call
-        # by module: keys [pages + 1, kv_heads, head_dim, page_size], values [pages + 1, kv_heads, page_size, head_dim];
-        # of latents keys alone
-        self.layers: dict[torch.nn.Module, tuple[Tensor, ...]] = {}
+        # by attention: keys [pages + 1, kv_heads, head_dim, page_size], and but for latents values
+        # [pages + 1, kv_heads, page_size, head_dim]
+        self.layers: dict[Hashable, tuple[Tensor, ...]] = {}
         self.states: RowStates | None = None  # of layers that carry one; None: none does
         self.state_memory: dict[Hashable, tuple[Tensor, ...]] = {}  # by layer and kind, [cells, …] each
         self._mirrors: dict[torch.device, Tensor] = {self.tables.device: self.tables}
@@ -112,17 +112,17 @@ class KVPages(PageTables):
         stores = [*self.layers.values(), *self.state_memory.values()]
         return stores[-1][0].device
 
-    def add_layer(self, module: torch.nn.Module, key: Tensor, value: Tensor | None) -> None:
-        """Allocate the pages of an attention module.
+    def add_layer(self, layer: Hashable, key: Tensor, value: Tensor | None) -> None:
+        """Allocate the pages of an attention.
 
         key, value: [1, kv_heads, N, head_dim], examples of its states. value: None: they are the beginnings of keys.
         """
         shape, dtype = (self.allocator.pages + 1, key.shape[1]), self.dtype or key.dtype
         keys = _zeros((*shape, key.shape[3], self.page_size), dtype, key.device)
         if value is None:
-            self.layers[module] = (keys,)
+            self.layers[layer] = (keys,)
         else:
-            self.layers[module] = keys, _zeros((*shape, self.page_size, value.shape[3]), dtype, key.device)
+            self.layers[layer] = keys, _zeros((*shape, self.page_size, value.shape[3]), dtype, key.device)
 
     def prepare_writes(self, extents: Iterable[tuple[int, int, int]]) -> None:
         """Reserve pages for the columns start … end - 1 of slots: slot, start, end. Call it before a forward.

@@ -51,7 +51,7 @@ class StateLayer:
             rows = current_rows()
             if rows is None:
                 return original(x, weight, bias, **more)
-            batch, cache, _ = rows
+            batch, cache = rows.batch, rows.cache
             self._recurrences = 0
             (ring,) = self._memory(cache, "convolution", x.device, ((RING, x.shape[1]), x.dtype))
             tokens = x[0].T.contiguous()

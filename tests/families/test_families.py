@@ -14,6 +14,7 @@ SAMPLE = {
     "nemotron": ("greedy",),  # its layers hand no arguments to their attention
     "stablelm": ("greedy",),  # neither do these
     "doge": ("greedy",),
+    "diffllama": ("greedy",),  # attends twice in a layer
     "deepseek_v3": ("greedy",),
     "minicpm3": ("greedy",),
     "llama4_text": ("greedy",),
