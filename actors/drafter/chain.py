@@ -56,7 +56,7 @@ class DraftChain:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._max_length = _MAX_LENGTH_ON_CPU if runner.recorder is None else _MAX_LENGTH_ON_GPU
-        # Of graphs, in rows. States are planned by the host, which a chain does not ask.
+        # Rows of graphs. A chain has none for states, because the host plans those before each forward.
         self._sizes = [] if runner.has_states else graph_sizes(min(runner.cache.slots, MAX_ROWS))
         self._recorded: dict[int, tuple[_State, Replay]] = {}  # by number of rows
 

@@ -14,8 +14,8 @@ _RELAXING = 0.003  # weight per step with which the factors of other sizes follo
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _RECORDED_TOKENS = 9  # steps of up to so many are recorded first, as those of usual sizes are later
 _ROUNDS = 8
-_LEAST_TOKENS, _LONG_S = 17, 0.1  # of a step that may show that longer ones take in proportion
-_IN_PROPORTION = 0.8  # of the time that the tokens of the size below make likely
+_LEAST_TOKENS, _LONG_S = 17, 0.1  # of a step from which the time of larger ones may be extrapolated
+_PROPORTIONAL = 0.8  # a proportional step takes at least this share of what the size below it predicts
 _MEASURING_S = 0.05  # of each size; the server waits meanwhile, and the first requests' steps measure on
 
 
@@ -76,8 +76,8 @@ def measure_step_cost(runner: Runner) -> StepCost:
     """Time steps of a few sizes on an idle runner, which also warms it up.
 
     The minimum of several rounds counts, because other replicas may be starting on the same machine. Long steps take
-    part in few rounds, where noise matters less. Above a size whose time is long and in proportion to its tokens
-    nothing is measured: theirs is, too.
+    part in few rounds, where noise matters less. Once a
+    step is long and its time proportional to its tokens, larger ones are not measured: their time is proportional, too.
     """
     sizes = [size for size in runner.padded_sizes or _MEASURED_SIZES if size <= runner.max_query]
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
@@ -102,11 +102,11 @@ def measure_step_cost(runner: Runner) -> StepCost:
 
 
 def _is_proportional(sizes: Sequence[int], seconds: Sequence[float]) -> bool:
-    """Whether the last step was long and took in proportion to its tokens. seconds: of the first sizes."""
+    """Whether the last step was long, and its time proportional to its tokens. seconds: of the first sizes."""
     last = len(seconds) - 1
     if last < 1 or sizes[last] < _LEAST_TOKENS or seconds[last] < _LONG_S:
         return False
-    return seconds[last] * sizes[last - 1] > _IN_PROPORTION * seconds[last - 1] * sizes[last]
+    return seconds[last] * sizes[last - 1] > _PROPORTIONAL * seconds[last - 1] * sizes[last]
 
 
 def _time_step(runner: Runner, tokens: int) -> float:

@@ -47,7 +47,7 @@ def pull_model(model: str | None, revision: str | None, dtype: str) -> None:
 
 
 def quantize_model(model: str, kind: Literal["int4", "int8"], output: Path) -> None:
-    """Write a model with weights of 4 or 8 bits, and its tokenizer, into a new folder."""
+    """Write a model with weights of 4 or 8 bits, and its tokenizer, to a new folder."""
     from transformers.utils.logging import disable_progress_bar
 
     from engine.loading.checkpoint import ModelSpec, load_model

@@ -190,7 +190,7 @@ class ReadingGraphs:
 
     def _read(self, inputs: PackedInputs, count: int) -> Tensor:
         tokens, positions, batch = inputs.unpack()
-        outputs = self._layer(self._head.take_in(self._features[:count]), tokens, positions, batch)  # [N, H]
+        outputs = self._layer(self._head.layer_input(self._features[:count]), tokens, positions, batch)  # [N, H]
         return self._states.index_copy_(0, batch.slots, outputs.index_select(0, batch.offsets[1:] - 1))
 
 

@@ -120,7 +120,7 @@ class ChainProposer:
             return
         features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
-        outputs = self._run(self._head.take_in(features), tokens, positions, batch)  # [N, H]
+        outputs = self._run(self._head.layer_input(features), tokens, positions, batch)  # [N, H]
         slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
         self._states[slots] = outputs[batch.offsets[1:] - 1]
 

@@ -71,7 +71,7 @@ def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
 def heads_folder(spec: HeadsSpec, *choices: Sequence[str]) -> Path:
     """Return the folder with the tensors; raises ConfigError if there is none.
 
-    choices: patterns of files to get from the Hub, until there are some.
+    choices: patterns of files to get from the Hub; the first group that matches any files counts.
     """
     if Path(spec.path).is_dir():
         return Path(spec.path)

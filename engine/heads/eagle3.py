@@ -87,7 +87,7 @@ class Eagle3Head(ChainHead):
         self.column_numbers = 2 * kv_heads * head_dim  # of a token's keys and values
         self.register_buffer("d2t", torch.zeros(outputs, dtype=torch.int64))
 
-    def take_in(self, states: Tensor) -> Tensor:
+    def layer_input(self, states: Tensor) -> Tensor:
         joined: Tensor = self.fc(states)
         return joined
 

@@ -28,7 +28,7 @@ from engine.heads.mtp_layout import (
     PROJECTION,
     MtpLayout,
     mtp_layout,
-    quantised_name,
+    quantized_name,
 )
 from engine.heads.proposer import ChainHead, HeadsSpec
 from engine.model.attention import Rows, running_over, use_pages
@@ -43,9 +43,9 @@ _LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, Safetens
 
 
 class MtpHead(ChainHead):
-    """Predicts token p + 2 from the target's last hidden state after token p, and token p + 1.
+    """Predicts token p + 2 from token p + 1 and the target's last hidden state at token p.
 
-    Embedding and output layer are the target's unless the checkpoint has others for it.
+    It uses the target's embedding and output layer unless the checkpoint has others for it.
     """
 
     kind = "mtp"
@@ -72,7 +72,7 @@ class MtpHead(ChainHead):
         self.embed_tokens = _filled(embedding, weights[EMBEDDING]) if EMBEDDING in weights else None
         self.output = _filled(output, weights[OUTPUT]) if OUTPUT in weights else None
         self.outputs = vocab_size
-        # Without a norm of its own, ERNIE's has the target's, and reads states before that.
+        # ERNIE's layer has no final norm: it uses the target's, and reads states before that norm.
         self.reads_normed = FINAL_NORM in weights
         if not self.reads_normed:
             block.norm = nn.Identity()
@@ -80,12 +80,12 @@ class MtpHead(ChainHead):
         self._shared: tuple[nn.Module, nn.Module] | None = None  # a tuple, since these are no parts of the head
 
     def share(self, target: PreTrainedModel) -> None:
-        """Use the target's final norm and output layer. Call it once these are as they stay."""
+        """Use the target's final norm and output layer. Call it after all replacements in the target."""
         decoder, output = target.get_decoder(), target.get_output_embeddings()
         assert output is not None
         self._shared = decoder.norm, self.output or output
 
-    def take_in(self, states: Tensor) -> Tensor:
+    def layer_input(self, states: Tensor) -> Tensor:
         return self._norm(states) if self.reads_normed else states
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class MtpHead(ChainHead):
 
     @torch.inference_mode()
     def column_numbers(self) -> int:
-        """Return how many numbers it keeps for a token, found by running one."""
+        """Return how many numbers pages keep for a token. It runs one token to count them."""
         parameter = self.projection.weight
         cache = KVPages(slots=1, capacity=1)
         cache.prepare_writes([(0, 0, 1)])
@@ -123,10 +123,10 @@ class MtpHead(ChainHead):
 
 
 def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:
-    """Return the head of a target whose checkpoint has MTP layers, in the target's type; of several the first.
+    """Return the first MTP layer of a target's checkpoint as a head, in the target's dtype.
 
     Raises:
-        ConfigError: it has none, or they are quantised, lack tensors or have others.
+        ConfigError: the checkpoint has no MTP layer that can be read, or its tensors are not those of the layer.
     """
     config = target.config.get_text_config(decoder=True)
     folder, layers = heads_folder(spec, _FILES), int(config.num_hidden_layers)
@@ -135,8 +135,8 @@ def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:
         names = [name for file in stored.values() for name in file]
         layout = mtp_layout(names, layers)
         if layout is None:
-            raise _error(spec, "has no MTP layers, or none under names that are known")
-        if (name := quantised_name(layout, names, layers)) is not None:
+            raise _error(spec, "has no MTP layers under known names")
+        if (name := quantized_name(layout, names, layers)) is not None:
             raise _error(spec, f"stores its MTP layers quantised ({name}); only plain ones and FP8 in blocks are read")
         block_size = _block_of(folder)
         weights = {part: _plain(each, block_size) for part, each in _read(layout, stored, layers).items()}
@@ -146,7 +146,7 @@ def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:
         block = _load_block(spec, target, weights)
         return MtpHead(layout, block, weights, int(config.vocab_size))
     except _LOAD_ERRORS as error:
-        raise _error(spec, f"its MTP layers can't be loaded: {error}") from error
+        raise _error(spec, f"has MTP layers that can't be loaded: {error}") from error
 
 
 def _stored(folder: Path) -> dict[Path, list[str]]:
@@ -172,7 +172,7 @@ def _read(layout: MtpLayout, stored: Mapping[Path, Sequence[str]], layers: int) 
 
 
 def _plain(weights: Mapping[str, Tensor], block: Sequence[int]) -> dict[str, Tensor]:
-    """Return tensors with FP8 weights multiplied by their scales, which are one for each block of rows and columns."""
+    """Multiply FP8 weights by their scales, one for each block of rows and columns. Other tensors stay."""
     plain = {}
     for name, tensor in weights.items():
         scale = weights.get(name + BLOCK_SCALES)
@@ -204,10 +204,10 @@ def _load_block(spec: HeadsSpec, target: PreTrainedModel, weights: Mapping[str, 
     model, info = loader.from_pretrained(
         None, config=config, state_dict=states, dtype=target.dtype, output_loading_info=True
     )
-    for kind, problem in (("missing_keys", "lack"), ("unexpected_keys", "have")):
+    for kind, problem in (("missing_keys", "lack"), ("unexpected_keys", "should not have")):
         names = sorted(name.removeprefix(f"{base}.layers.0.") for name in info[kind] if name != "lm_head.weight")
         if names:
-            raise _error(spec, f"its MTP layers {problem} {', '.join(names[:4])}{', …' if len(names) > 4 else ''}")
+            raise _error(spec, f"has MTP layers that {problem} {', '.join(names[:4])}{', …' if len(names) > 4 else ''}")
     use_pages(model)
     block = getattr(model, base)
     block.embed_tokens = None
@@ -243,7 +243,7 @@ def _filled(module: _Module, weights: Mapping[str, Tensor]) -> _Module:
 
 
 def _is_same(weight: Tensor, layer: nn.Module | None) -> bool:
-    """Whether a layer of the target has this weight already."""
+    """Whether a layer of the target has the same weight."""
     shared: Any = getattr(layer, "weight", None)
     return (
         isinstance(shared, Tensor)

@@ -12,18 +12,18 @@ EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = "embedding_norm", "hidden_norm", "proj
 LAYER, FINAL_NORM, EMBEDDING, OUTPUT = "layer", "final_norm", "embedding", "output"
 
 BLOCK_SCALES = "_scale_inv"  # ends the names of scales of FP8 weights, which are read
-_QUANTISED = re.compile(r"scale(?!_inv$)|qweight|qzeros|g_idx|packed|absmax|quant_|SCB")  # in names beside weights
+_QUANTIZED = re.compile(r"scale(?!_inv$)|qweight|qzeros|g_idx|packed|absmax|quant_|SCB")  # in names beside weights
 
 
 class MtpLayout(NamedTuple):
     """How a family names the tensors of its first MTP module."""
 
-    beginning: str  # of all its names, a pattern; {layers}: the number of the model's own layers
-    parts: Mapping[str, str]  # by what follows that, up to a dot; "": whatever else follows
+    beginning: str  # of all its names, a regular expression; {layers}: the number of the model's own layers
+    parts: Mapping[str, str]  # by what follows the beginning, up to a dot; "": all others
     hidden_first: bool = False  # whether the hidden state comes before the embedding in the projection's input
 
     def part(self, name: str, layers: int) -> tuple[str, str] | None:
-        """Return which part a tensor belongs to, and its name in there; None: it is not the module's."""
+        """Return the part that a tensor belongs to, and its name in that part; None: it is not in the module."""
         begins = re.match(self.beginning.format(layers=layers), name)
         if begins is None:
             return None
@@ -83,7 +83,7 @@ _LAYOUTS = (
 
 
 def mtp_layout(names: Iterable[str], layers: int) -> MtpLayout | None:
-    """Return the layout of a checkpoint's MTP module; None: it has none that is known.
+    """Return the layout of a checkpoint's MTP module; None: it has no module under known names.
 
     names: of all its tensors. layers: the number of the model's own layers.
     """
@@ -95,7 +95,7 @@ def mtp_layout(names: Iterable[str], layers: int) -> MtpLayout | None:
     return None
 
 
-def quantised_name(layout: MtpLayout, names: Iterable[str], layers: int) -> str | None:
-    """Return a tensor by which weights of the module are quantised in a way that is not read; None: there is none."""
+def quantized_name(layout: MtpLayout, names: Iterable[str], layers: int) -> str | None:
+    """Return the name of a tensor that shows that the module is quantised in a way that can't be read, or None."""
     own = (name for name in names if layout.part(name, layers) is not None)
-    return next((name for name in own if _QUANTISED.search(name.rpartition(".")[2])), None)
+    return next((name for name in own if _QUANTIZED.search(name.rpartition(".")[2])), None)

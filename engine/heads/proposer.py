@@ -155,7 +155,7 @@ class ChainHead(nn.Module):
     outputs: int  # the number of tokens that it can draft, W
     embed_tokens: nn.Embedding | None  # of the target's tokens; None: the target's own
 
-    def take_in(self, states: Tensor) -> Tensor:
+    def layer_input(self, states: Tensor) -> Tensor:
         """Return what the layer reads, [N, H], from the target's hidden states, [N, feature_size]."""
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class ChainHead(nn.Module):
         """Return the layer's output, [1, N, H], which `logits` and the next call take.
 
         Args:
-            hidden: [1, N, H] by `take_in`, or the layer's own output.
+            hidden: [1, N, H] by `layer_input`, or the layer's own output.
             embeddings: [1, N, H] of the tokens that follow these.
             positions: [1, N] of the tokens whose hidden states they are.
         """

@@ -9,21 +9,21 @@ from torch import Tensor
 
 PARTS = "weight", "scales", "offsets", "order"  # names of its tensors in modules and files
 GROUP = 32  # inputs that share a scale where weights are rounded here
-_SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales that are tried, as parts of the one that fits the largest weight
+_SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales to try, relative to the one that fits the largest weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
-    """A matrix [out, in] of scale · (code − zero) + offset, with a scale and an offset for each group of neighbours.
+    """A matrix [out, in] of scale · (code − zero) + offset, with a scale and an offset for each group of inputs.
 
-    `in` is a multiple of the size of groups, and that of 8. Without offsets, `zero` is the middle code, else 0.
+    `in` is a multiple of a group's inputs, which are a multiple of 8. Without offsets, `zero` is the middle code, else 0.
     """
 
     codes: Tensor  # [out, in · bits / 8] uint8; of 4 bits, the lower half comes first
     scales: Tensor  # [out, groups] float32 or float16
     offsets: Tensor | None  # [out, groups], like scales; None: zeros
     bits: int  # 4 or 8
-    order: Tensor | None = None  # [in] int64: the columns' inputs; None: they are in order
+    order: Tensor | None = None  # [in] int64: the input of each column; None: column i is for input i
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class QuantizedWeight:
 
     @property
     def zero(self) -> int:
-        """The code of an offset."""
+        """The code that stands for 0, or for the offset."""
         return 1 << self.bits - 1 if self.offsets is None else 0
 
     @property
@@ -61,8 +61,8 @@ class QuantizedWeight:
         tensors = self.codes, self.scales, self.offsets, self.order
         return {name: tensor for name, tensor in zip(PARTS, tensors, strict=True) if tensor is not None}
 
-    def alike(self, other: Self) -> bool:
-        """Whether both can be one matrix."""
+    def can_join(self, other: Self) -> bool:
+        """Whether `joined` can make one matrix of both."""
         own, others = (
             (weight.bits, weight.shape[1], weight.group, weight.scales.dtype, weight.offsets is None)
             for weight in (self, other)
@@ -79,7 +79,7 @@ class QuantizedWeight:
 
     @classmethod
     def joined(cls, weights: Sequence[Self]) -> Self:
-        """Return one matrix of all rows. The weights are alike."""
+        """Return one matrix of all rows, of weights that can be joined."""
         offsets = [weight.offsets for weight in weights if weight.offsets is not None]
         return cls(
             codes=torch.cat([weight.codes for weight in weights]),
@@ -96,7 +96,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> QuantizedWeight:
-    """Quantise a matrix without offsets. Each group has the scale, of some, that leaves the smallest squared error.
+    """Quantise a matrix without offsets. Of a few scales, each group gets the one with the least squared error.
 
     weight: [out, in], `in` a multiple of `group`.
     """
@@ -105,7 +105,7 @@ def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> Quantiz
     lowest, highest = -(1 << bits - 1), (1 << bits - 1) - 1
     best = torch.full_like(largest, torch.inf)
     scales, codes = torch.zeros_like(largest), torch.zeros_like(groups)
-    for part in _SHRUNK.tolist() if bits == 4 else [1.0]:  # there is one more code below zero than above
+    for part in _SHRUNK.tolist() if bits == 4 else [1.0]:  # more codes are below zero than above
         scale = (largest * part / lowest).half().float()
         these = (groups / torch.where(scale == 0, 1.0, scale)).round_().clamp_(lowest, highest)
         error = (these * scale - groups).square().sum(dim=-1, keepdim=True)

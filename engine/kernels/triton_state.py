@@ -57,7 +57,7 @@ def recur(args: Recurrence) -> Tensor:
             VALUE_BLOCK=value_block,
             enable_fp_fusion=False,
         )
-        _remember[(len(batch.slots), RING)](
+        _store_inputs[(len(batch.slots), RING)](
             *(args.key, value, args.decay, beta, args.ring, *rows),
             *(groups * key_size, heads * value_size, heads * args.decay.shape[-1], heads),
             DELTA=args.beta is not None,
@@ -68,7 +68,7 @@ def recur(args: Recurrence) -> Tensor:
 
 
 @triton.jit
-def _either(
+def _load(
     is_new: tl.tensor,
     new: tl.tensor,
     known: tl.tensor,
@@ -113,7 +113,7 @@ def _convolve(
         total = tl.zeros([BLOCK], tl.float32)
         for tap in tl.static_range(WIDTH):
             seen = column - (WIDTH - 1) + tap
-            value = _either(
+            value = _load(
                 seen >= start,
                 x + (first + seen - start) * channels + channel,
                 ring + (source * RING + (seen + RING) % RING) * channels + channel,
@@ -131,7 +131,7 @@ def _convolve(
     tl.debug_barrier()  # what follows writes where other threads may still read
     oldest = tl.maximum(start - (WIDTH - 1), 0)
     for column in range(tl.maximum(oldest, snapshot_at - RING), snapshot_at):
-        value = _either(
+        value = _load(
             column >= start,
             x + (first + column - start) * channels + channel,
             ring + (source * RING + column % RING) * channels + channel,
@@ -140,7 +140,7 @@ def _convolve(
         tl.store(ring + (snapshot * RING + column % RING) * channels + channel, value, mask=exists & (count > 0))
     tl.debug_barrier()
     for column in range(tl.maximum(oldest, end - RING), end):
-        value = _either(
+        value = _load(
             column >= start,
             x + (first + column - start) * channels + channel,
             ring + (source * RING + column % RING) * channels + channel,
@@ -204,21 +204,21 @@ def _recur(
         is_new = column >= start
         token = first + column - start
         packed = ring + (source * RING + column % RING) * inputs
-        k = _either(is_new, key + (token * groups + group) * key_size + i, packed + group * key_size + i, is_row)
-        v = _either(
+        k = _load(is_new, key + (token * groups + group) * key_size + i, packed + group * key_size + i, is_row)
+        v = _load(
             is_new, value + (token * heads + head) * value_size + j, packed + keys + head * value_size + j, is_column
         )
         new_decay, known_decay = decay + (token * heads + head) * decays, packed + keys + values + head * decays
         if DECAY == 0:
-            state = state * tl.exp(_either(is_new, new_decay, known_decay, column >= held))
+            state = state * tl.exp(_load(is_new, new_decay, known_decay, column >= held))
         elif DECAY == 1:
-            state = state * tl.exp(_either(is_new, new_decay + i, known_decay + i, is_row))
+            state = state * tl.exp(_load(is_new, new_decay + i, known_decay + i, is_row))
         else:
-            state = state * tl.exp(rate * _either(is_new, new_decay + j, known_decay + j, is_column))
+            state = state * tl.exp(rate * _load(is_new, new_decay + j, known_decay + j, is_column))
         if NORMALISES:
             k = k / tl.sqrt(tl.sum(k * k) + 1e-6)
         if DELTA:
-            b = _either(
+            b = _load(
                 is_new, beta + token * heads + head, packed + keys + values + heads * decays + head, column >= held
             )
             v = (v - tl.sum(state * k, axis=0)[None, :]) * b
@@ -233,7 +233,7 @@ def _recur(
 
 
 @triton.jit
-def _remember(
+def _store_inputs(
     key: tl.tensor,  # [N, keys]
     value: tl.tensor,  # [N, values]
     decay: tl.tensor,  # [N, decays]
@@ -251,9 +251,9 @@ def _remember(
     RING: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the inputs of one row's last column in a place of its ring, and before that of its snapshot's.
+    """Write the inputs of one column to one row of the rings: first of the snapshot's, then of the slot's.
 
-    The grid is [B, RING]. No other program reads or writes that place.
+    The grid is [B, RING]. No other program reads or writes that row.
     """
     row, index = tl.program_id(0), tl.program_id(1)
     slot, first = tl.load(slots + row), tl.load(offsets + row)
@@ -287,13 +287,13 @@ def _copy(
     size: tl.tensor,
     is_new: tl.tensor,
     wanted: tl.tensor,
-    EXISTS: tl.constexpr,  # else ones are new
+    EXISTS: tl.constexpr,  # whether there are new values; else ones are written
     BLOCK: tl.constexpr,
 ) -> None:
     for begin in range(0, size, BLOCK):
         index = begin + tl.arange(0, BLOCK)
         mask = (index < size) & wanted
         if EXISTS:
-            tl.store(to + index, _either(is_new, new + index, known + index, mask), mask=mask)
+            tl.store(to + index, _load(is_new, new + index, known + index, mask), mask=mask)
         else:
             tl.store(to + index, tl.full([BLOCK], 1.0, tl.float32), mask=mask)

@@ -28,7 +28,7 @@ class LatentHeads(nn.Module):
         self._to_values = make_head_linears(values.contiguous(), deterministic=deterministic)
 
     def absorb(self, query: Tensor) -> Tensor:
-        """Return what is multiplied with latents and rotated keys, [N, H, R + …]. query: [N, H, K + …]."""
+        """Return queries for latents and rotated keys, [N, H, R + …]. query: [N, H, K + …]."""
         plain, rotated = query[..., : self._key_size], query[..., self._key_size :]
         return torch.cat([self._to_latents(plain), rotated], dim=-1)
 
@@ -52,7 +52,7 @@ def latent_layers(model: nn.Module) -> Iterator[Any]:
 
 
 def replace_latent_projections(model: nn.Module, *, deterministic: bool = True) -> None:
-    """Let all that project latents be `LatentHeads`. Call it before other layers are replaced."""
+    """Replace the projections of latents by `LatentHeads`. Call it before other layers are replaced."""
     for module in latent_layers(model):
         if not isinstance(module.kv_b_proj, LatentHeads):
             sizes = module.qk_nope_head_dim, module.v_head_dim

@@ -385,7 +385,7 @@ def _join(module: nn.Module, names: Sequence[str], deterministic: bool, wrap: Wr
     if len(layers) < len(names) or len(kinds) > 1 or not all(map(_profits, layers)):
         return
     grouped = [layer.quantized for layer in layers if isinstance(layer, QuantizedLinear)]
-    if any(not weight.alike(grouped[0]) for weight in grouped):
+    if any(not weight.can_join(grouped[0]) for weight in grouped):
         return
     group = LinearGroup(layers, wrap, deterministic=deterministic)
     for index, name in enumerate(names):

@@ -52,7 +52,7 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """What stands for the base's weight; models look at its type."""
+        """The weight of the base layer, or what stands for it; some models read its dtype."""
         return self.base.weight
 
     @property

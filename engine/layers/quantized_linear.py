@@ -19,7 +19,7 @@ _LEAST_BLOCK = 16  # inputs that a GPU multiplies at once; they are of one group
 
 
 class QuantizedModule(nn.Module):
-    """Holds a `QuantizedWeight` by its parts: `weight`, which are its codes, `scales` and what else there is."""
+    """Holds the tensors of a `QuantizedWeight`: its codes as `weight`, `scales`, and `offsets` and `order` if any."""
 
     weight: Tensor
     scales: Tensor
@@ -34,7 +34,7 @@ class QuantizedModule(nn.Module):
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
 
     def keep_as_buffers(self) -> None:
-        """Make buffers of the parameters, once they are loaded: a model's dtype is that of its first parameter."""
+        """Turn loaded parameters into buffers, because a model's dtype is that of its first parameter."""
         for name in PARTS:
             tensor = self._parameters.pop(name)
             self.register_buffer(name, tensor)
@@ -65,7 +65,7 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
 
 @torch.no_grad()
 def round_linears(module: nn.Module, bits: int) -> None:
-    """Quantise the linear layers below `module` whose inputs are whole groups."""
+    """Quantise the linear layers in `module` whose inputs make whole groups."""
     for path, layer in list(module.named_modules()):
         if type(layer) is nn.Linear and layer.in_features % GROUP == 0:
             weight = rounded_to_nearest(layer.weight, bits)
@@ -76,7 +76,7 @@ class QuantizedEmbedding(QuantizedModule):
     """An embedding that unpacks the rows that it returns."""
 
     def __init__(self, weight: QuantizedWeight, dtype: torch.dtype, factor: float = 1.0) -> None:
-        """dtype: of the result. factor: that it is multiplied by, as Gemma does."""
+        """dtype: of the result. factor: multiplies the result, as in Gemma."""
         super().__init__()
         self._hold(weight)
         self.dtype, self.factor = dtype, factor
@@ -88,7 +88,7 @@ class QuantizedEmbedding(QuantizedModule):
 
 
 def computes_integers(device: torch.device) -> bool:
-    """Whether there are layers that compute with such weights on a device."""
+    """Whether there are layers that compute with quantised weights on a device."""
     native = library() if device.type == "cpu" else None
     return device.type == "cuda" or (native is not None and native.linear_panel() > 0)
 
@@ -143,7 +143,7 @@ class NativeQuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A tensor of a type that inputs may have; some models look at the weight's."""
+        """A tensor of a dtype that inputs may have, because some models read the dtype of a weight."""
         return self.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class NativeQuantizedLinear(nn.Module):
 
 
 class NativeQuantizedEmbedding(nn.Module):
-    """An embedding whose weight is an output layer's, too."""
+    """An embedding that shares its weight with the output layer."""
 
     def __init__(self, layer: NativeQuantizedLinear, dtype: torch.dtype, factor: float = 1.0) -> None:
         """dtype: of the result. factor: see `QuantizedEmbedding`."""

@@ -266,7 +266,7 @@ def stored_weights(
             continue
         tensors = (header.tensors[tensor] for tensor in placement.tensors)
         parts = [quantized_blocks(tensor.kind.name, np.array(tensor.data)) for tensor in tensors]
-        if all(part.alike(parts[0]) for part in parts):
+        if all(part.can_join(parts[0]) for part in parts):
             weight = QuantizedWeight.joined(parts)
             yield placement.weight, weight if placement.rows is None else weight.rows(placement.rows)
 

@@ -64,7 +64,7 @@ def test_the_plan_says_why_it_is_left_out(tmp_path: Path) -> None:
     heads, lines = planned(folder)
     assert heads is None
     assert any(
-        "its MTP layer is left out, since it is quantised (mtp.layers.0.mlp.up_proj.weight_p" in x for x in lines
+        "its MTP layer is left out, because it is quantised (mtp.layers.0.mlp.up_proj.weight_p" in x for x in lines
     )
 
 

@@ -120,13 +120,13 @@ def renamed(tensors: dict[str, Tensor], pattern: str, name: str) -> dict[str, Te
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda tensors: {}, "has no MTP layers, or none under names that are known"),
+        (lambda tensors: {}, "has no MTP layers under known names"),
         (
             lambda tensors: renamed(tensors, "k_proj.weight", "k_proj.weight_packed"),
             r"quantised \(mtp.*k_proj.weight_packed\)",
         ),
         (lambda tensors: renamed(tensors, "k_proj", "j_proj"), "lack self_attn.k_proj.weight"),
-        (lambda tensors: tensors | {"mtp.layers.0.mlp.bias": torch.ones(1)}, "have mlp.bias"),
+        (lambda tensors: tensors | {"mtp.layers.0.mlp.bias": torch.ones(1)}, "should not have mlp.bias"),
         (lambda tensors: tensors | {"mtp.fc.weight": torch.ones(3, 4)}, r"can't be loaded: (?s:.)*\[3, 4\]"),
     ],
 )

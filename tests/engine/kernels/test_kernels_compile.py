@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 KERNELS = {
     *("_write", "_attend_to_parts", "merge_parts", "_bound", "_choose"),
     *("_multiply", "_multiply_codes", "_normalise", "_rotate", "_silu_gate"),
-    *("_convolve", "_recur", "_remember"),
+    *("_convolve", "_recur", "_store_inputs"),
 }
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of a program, CUDA C++ Programming Guide, table "compute capabilities"
 
