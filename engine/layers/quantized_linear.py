@@ -27,17 +27,22 @@ class QuantizedModule(nn.Module):
     order: Tensor | None
 
     def _hold(self, weight: QuantizedWeight) -> None:
+        """Register the parts as buffers: a model's dtype is that of its first parameter."""
         self.bits = weight.bits
         parts = weight.parts()
         for name in PARTS:
-            tensor = parts.get(name)
+            self.register_buffer(name, parts.get(name))
+
+    def make_parameters(self) -> None:
+        """Make parameters of the buffers, which transformers loads."""
+        for name in PARTS:
+            tensor = self._buffers.pop(name)
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
 
-    def keep_as_buffers(self) -> None:
-        """Turn loaded parameters into buffers, because a model's dtype is that of its first parameter."""
+    def make_buffers(self) -> None:
+        """Undo `make_parameters`."""
         for name in PARTS:
-            tensor = self._parameters.pop(name)
-            self.register_buffer(name, tensor)
+            self.register_buffer(name, self._parameters.pop(name))
 
     @property
     def quantized(self) -> QuantizedWeight:

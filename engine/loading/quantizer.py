@@ -20,6 +20,7 @@ from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, 
 
 METHOD = "consort"  # in a checkpoint's configuration
 _SCALES = ".scales"
+_EMPTY = "empty"  # name of a parameter
 _DTYPES = {"U8": torch.uint8, "F16": torch.float16, "F32": torch.float32}  # in safetensors
 
 
@@ -72,6 +73,7 @@ def round_layers(model: PreTrainedModel, bits: int) -> None:
         if own_bits == 8:
             ends[id(layer.weight)] = weight  # tied ones share it
         _replace(model, name, weight, dtype)
+    _keep_a_parameter(model, dtype)
 
 
 @register_quantizer(METHOD)
@@ -109,13 +111,14 @@ class IntegerQuantizer(HfQuantizer):
         model.all_tied_weights_keys |= parts
         model._tied_weights_keys = {**(model._tied_weights_keys or {}), **parts}
         for name, weight in weights.items():
-            _replace(model, name, weight, self._dtype)
+            _replace(model, name, weight, self._dtype).make_parameters()
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
         self.quantization_config.layers = None
         for module in model.modules():
             if isinstance(module, QuantizedModule):
-                module.keep_as_buffers()
+                module.make_buffers()
+        _keep_a_parameter(model, self._dtype)
         return model
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: object) -> bool:
@@ -135,6 +138,14 @@ class IntegerQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Integers have no gradients."""
         return False
+
+
+def _keep_a_parameter(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give a model without parameters an empty one: transformers asks the first for the model's device and dtype."""
+    if next(model.parameters(), None) is None:
+        device = next(model.buffers()).device
+        model.register_parameter(_EMPTY, nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False))
+        model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), _EMPTY}
 
 
 class _Rounding(ConversionOps):
@@ -177,12 +188,13 @@ def _stored(model: nn.Module, files: Sequence[str]) -> Iterator[tuple[str, Quant
         yield name, QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=8 * codes.shape[1] // size)
 
 
-def _replace(model: PreTrainedModel, name: str, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+def _replace(model: PreTrainedModel, name: str, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedModule:
     layer = model.get_submodule(name)
-    fresh: nn.Module
+    fresh: QuantizedModule
     if isinstance(layer, nn.Embedding):
         fresh = QuantizedEmbedding(weight, dtype, getattr(layer, "scalar_embed_scale", 1.0))
     else:
         bias = getattr(layer, "bias", None)
         fresh = QuantizedLinear(weight, bias, dtype)
     model.set_submodule(name, fresh)
+    return fresh

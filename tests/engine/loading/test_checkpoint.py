@@ -19,11 +19,14 @@ from transformers import (
 )
 
 from decoding.errors import ConfigError
+from engine.layers.quantized_linear import QuantizedLinear
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.quantization import Quantization
 from engine.loading.settings import SamplingDefaults, load_sampling_defaults, load_tokenizer
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from tests.families.configurations import make_config, make_model
+from tests.support.adapters import save_adapter
 from tests.support.models import tiny_model
 
 peft_asks_for_a_deprecated_name = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -126,6 +129,27 @@ def test_an_adapter_is_merged_into_few_bits(quantization: Quantization, tmp_path
     expected, without = logits(adapted), logits(load_model(few_bits))
     actual = logits(load_model(replace(few_bits, adapter=str(adapter))))
     assert (actual - expected).norm() < 0.5 * (without - expected).norm()
+
+
+@peft_asks_for_a_deprecated_name
+@pytest.mark.filterwarnings("ignore:Merge lora module to:UserWarning")
+def test_a_model_with_an_adapter_is_rounded_as_one_without(tmp_path: Path) -> None:
+    folder, adapter = tmp_path / "model", tmp_path / "adapter"
+    tiny_model("llama", hidden_size=64, head_dim=16, tie_word_embeddings=True).save_pretrained(folder)
+    save_adapter(adapter, AutoModelForCausalLM.from_pretrained(folder), seed=1)
+    for more in ({}, {"adapter": str(adapter)}):
+        model: Any = load_model(spec(folder, dtype="bfloat16", quantization="int4", **more))
+        assert model.dtype == torch.bfloat16
+        assert isinstance(model.lm_head, QuantizedLinear)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_model_may_have_no_parameters_but_integers(tmp_path: Path) -> None:
+    make_model(make_config("olmo")).save_pretrained(tmp_path)
+    rounded = load_model(spec(tmp_path, dtype="bfloat16", quantization="int8"))
+    assert (rounded.dtype, rounded.device) == (torch.bfloat16, torch.device("cpu"))
+    rounded.save_pretrained(tmp_path / "rounded")
+    assert load_model(spec(tmp_path / "rounded")).dtype == torch.bfloat16
 
 
 @peft_asks_for_a_deprecated_name
