@@ -16,7 +16,7 @@ _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales to try, relative to the one tha
 class QuantizedWeight:
     """A matrix [out, in] of scale · (code − zero) + offset, with a scale and an offset for each group of inputs.
 
-    `in` is a multiple of a group's inputs, which are a multiple of 8. Without offsets, `zero` is the middle code, else 0.
+    `in` is a multiple of a group's inputs, and these of 8. Without offsets, `zero` is the middle code, else 0.
     """
 
     codes: Tensor  # [out, in · bits / 8] uint8; of 4 bits, the lower half comes first

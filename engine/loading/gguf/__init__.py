@@ -1,1 +1,1 @@
-"""GGUF files, as llama.cpp uses them: their architectures, tensors and tokenizers in the words of transformers."""
+"""GGUF files, as llama.cpp uses them: their configurations, weights and tokenizers in transformers' form."""

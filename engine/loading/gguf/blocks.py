@@ -21,7 +21,7 @@ _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.
 
 
 def quantized_blocks(kind: str, data: _Bytes) -> QuantizedWeight:
-    """Return a matrix of blocks. kind: their type, see `BLOCKS`; data: [out, bytes of a row]."""
+    """Return the matrix that blocks store. kind: their type, see `BLOCKS`; data: [out, bytes of a row]."""
     bits, size, read = BLOCKS[kind]
     blocks = data.reshape(-1, size)
     codes, scales, offsets = read(blocks)
@@ -141,7 +141,7 @@ def _iq4_xs(blocks: _Bytes) -> _Parts:
     return codes.astype(np.uint8).reshape(len(blocks), -1), _scaled(_halves(blocks, 0), factors), None
 
 
-# By type: bits that the codes take, bytes of a block, and what reads them.
+# By type: bits of a code in memory, bytes of a block, and the function that reads blocks.
 BLOCKS: Mapping[str, tuple[int, int, Callable[[_Bytes], _Parts]]] = {
     "Q4_0": (4, 18, _q4_0),
     "Q4_1": (4, 20, _q4_1),

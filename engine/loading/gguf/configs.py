@@ -1,4 +1,4 @@
-"""What makes a configuration of a GGUF file's keys where giving them other names does not suffice."""
+"""Settings of a configuration that take more than other names for a GGUF file's keys."""
 
 import math
 from typing import Any
@@ -11,9 +11,9 @@ _SIGMOID, _SOFTMAX = 2, 1  # values of expert_gating_func
 
 
 def _expect(header: Header, key: str, value: Any) -> None:
-    """Raise ConfigError if the file has another value of a key than the model's code computes."""
+    """Raise ConfigError if a key has another value than the one that transformers' code computes."""
     if (actual := header.take(key, value)) != value:
-        raise ConfigError(f"{header.architecture}.{key} is {actual}, and only {value} is known")
+        raise ConfigError(f"{header.architecture}.{key} is {actual}; only {value} is supported")
 
 
 def _sliding(config: Config, header: Header, *, every: int | None = None) -> None:
@@ -72,7 +72,7 @@ def qwen_next(config: Config, header: Header) -> None:
 
 
 def gemma(config: Config, header: Header) -> None:
-    """Set windows, and the scale of attention: llama.cpp, too, knows the models of 27 B by their layers."""
+    """Set windows, and the scale of attention. As in llama.cpp, the number of layers tells models of 27 B."""
     _sliding(config, header, every=2 if config["model_type"] == "gemma2" else 6)
     largest = config["num_hidden_layers"] == {"gemma2": 46, "gemma3_text": 62}[config["model_type"]]
     per_head = config["hidden_size"] // config["num_attention_heads"]
@@ -85,7 +85,7 @@ def gemma3n(config: Config, header: Header) -> None:
     config["vocab_size_per_layer_input"] = header.shape("per_layer_token_embd.weight")[0]
     config["laurel_rank"] = header.shape("blk.0.laurel_l.weight")[0]
     scales = header.take_per_layer("activation_sparsity_scale", config["num_hidden_layers"], -math.inf)
-    # The file has how many deviations above the mean the threshold is, the model the share below it.
+    # The file has the threshold in deviations above the mean; the model has the share of numbers below it.
     config["activation_sparsity_pattern"] = [round(0.5 + 0.5 * math.erf(each / math.sqrt(2)), 6) for each in scales]
 
 
@@ -151,7 +151,7 @@ def granite_hybrid(config: Config, header: Header) -> None:
 def granite(config: Config, header: Header) -> None:
     """Set shared experts. Raises ConfigError if attention has no positions."""
     if not header.take("rope.scaling.finetuned", True):
-        raise ConfigError("its attention has no positions, which is known for hybrid models only")
+        raise ConfigError("its attention has no positions; only hybrid models without them are supported")
     if "shared_intermediate_size" in config and config["model_type"] == "granitemoe":
         config["model_type"] = "granitemoeshared"
 
@@ -224,7 +224,7 @@ def gpt_oss(config: Config, header: Header) -> None:
 
 
 def minimax(config: Config, header: Header) -> None:
-    """Choose experts with a correction."""
+    """Set the bias that corrects the choice of experts."""
     config["use_routing_bias"] = True
     _expect(header, "expert_gating_func", _SIGMOID)
 
@@ -248,12 +248,12 @@ def olmo2(config: Config, header: Header) -> None:
 
 
 def olmoe(config: Config, header: Header) -> None:
-    """Leave the weights of experts as they are."""
+    """Don't normalise the weights of experts."""
     config["norm_topk_prob"] = False
     _expect(header, "expert_gating_func", _SOFTMAX)
 
 
 def stablelm(config: Config, header: Header) -> None:
-    """Set whether attention and MLP stand side by side."""
+    """Set whether attention and MLP run in parallel."""
     header.take("use_parallel_residual")
     config["use_parallel_residual"] = not header.has("ffn_norm.weight")

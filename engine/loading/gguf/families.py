@@ -1,5 +1,4 @@
-"""The architectures of GGUF files that can be read: how their keys become a configuration of transformers, and their
-tensors the weights of its model.
+"""The architectures of GGUF files that can be read: their keys and tensors, by transformers' settings and weights.
 
 The names are those of llama.cpp's converter (`gguf.constants`). A weight is found by its own name in `WEIGHTS` or its
 family's; families differ only in what stands in their entries here.
@@ -34,12 +33,12 @@ from engine.loading.gguf.sources import (
 class Family:
     """How files of an architecture are read."""
 
-    model_type: str  # of the configuration; `settle` may choose another one
+    model_type: str  # of the configuration; `adjust` may choose another one
     keys: Mapping[str, str] = field(default_factory=dict)  # the configuration's names, by those in the file
-    weights: Mapping[str, str | Source] = field(default_factory=dict)  # before those of `WEIGHTS`
+    weights: Mapping[str, str | Source] = field(default_factory=dict)  # these take precedence over `WEIGHTS`
     permuted: bool = False  # rows of queries and keys alternate between the halves that rotate together
     shifted: tuple[str, ...] = ()  # endings of the norms' weights that are stored with 1 added
-    settle: Callable[[Config, Header], None] | None = None  # does what renaming can't
+    adjust: Callable[[Config, Header], None] | None = None  # changes what renaming can't
 
 
 _ROUTED = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
@@ -112,50 +111,50 @@ _NEMOTRON_H: Family = Family(
         "mixer.fc1_latent_proj": "ffn_latent_down",
         "mixer.fc2_latent_proj": "ffn_latent_up",
     },
-    settle=configs.nemotron_h,
+    adjust=configs.nemotron_h,
 )
 _GEMMA_NORMS = ("norm.weight",)
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(model_type="llama", permuted=True, settle=configs.llama),
-    "mistral3": Family(model_type="ministral3", permuted=True, settle=configs.mistral3),
+    "llama": Family(model_type="llama", permuted=True, adjust=configs.llama),
+    "mistral3": Family(model_type="ministral3", permuted=True, adjust=configs.mistral3),
     "smollm3": Family(model_type="smollm3", permuted=True),
     "arcee": Family(model_type="arcee", permuted=True),
-    "granite": Family(model_type="granite", permuted=True, keys=_GRANITE, settle=configs.granite),
+    "granite": Family(model_type="granite", permuted=True, keys=_GRANITE, adjust=configs.granite),
     "granitemoe": Family(
-        model_type="granitemoe", permuted=True, keys=_GRANITE, weights=GRANITE_EXPERTS, settle=configs.granite
+        model_type="granitemoe", permuted=True, keys=_GRANITE, weights=GRANITE_EXPERTS, adjust=configs.granite
     ),
     "granitehybrid": Family(
         model_type="granitemoehybrid",
         permuted=True,
         keys=_GRANITE | _MAMBA2_KEYS,
         weights=GRANITE_EXPERTS,
-        settle=configs.granite_hybrid,
+        adjust=configs.granite_hybrid,
     ),
     "qwen2": Family(model_type="qwen2"),
     "qwen3": Family(model_type="qwen3"),
-    "qwen2moe": Family(model_type="qwen2_moe", keys=_QWEN_EXPERTS, settle=configs.qwen_experts),
-    "qwen3moe": Family(model_type="qwen3_moe", keys=_QWEN_EXPERTS, settle=configs.qwen_experts),
+    "qwen2moe": Family(model_type="qwen2_moe", keys=_QWEN_EXPERTS, adjust=configs.qwen_experts),
+    "qwen3moe": Family(model_type="qwen3_moe", keys=_QWEN_EXPERTS, adjust=configs.qwen_experts),
     "qwen3next": Family(
         model_type="qwen3_next",
         keys=_QWEN_EXPERTS | _DELTA_RULE,
         weights=DELTA_RULE,
         shifted=_DELTA_NORMS,
-        settle=configs.qwen_next,
+        adjust=configs.qwen_next,
     ),
     "qwen35": Family(
         model_type="qwen3_5_text",
         keys=_DELTA_RULE,
         weights=TILED_DELTA_RULE,
         shifted=_DELTA_NORMS,
-        settle=configs.qwen_next,
+        adjust=configs.qwen_next,
     ),
     "qwen35moe": Family(
         model_type="qwen3_5_moe_text",
         keys=_QWEN_EXPERTS | _DELTA_RULE,
         weights=TILED_DELTA_RULE,
         shifted=_DELTA_NORMS,
-        settle=configs.qwen_next,
+        adjust=configs.qwen_next,
     ),
     "gemma": Family(model_type="gemma", shifted=_GEMMA_NORMS),
     "gemma2": Family(
@@ -163,14 +162,14 @@ FAMILIES: Mapping[str, Family] = {
         keys=_same("attn_logit_softcapping", "final_logit_softcapping"),
         weights=SANDWICH,
         shifted=_GEMMA_NORMS,
-        settle=configs.gemma,
+        adjust=configs.gemma,
     ),
     "gemma3": Family(
         model_type="gemma3_text",
         keys=_same("final_logit_softcapping"),
         weights=SANDWICH,
         shifted=_GEMMA_NORMS,
-        settle=configs.gemma,
+        adjust=configs.gemma,
     ),
     "gemma3n": Family(
         model_type="gemma3n_text",
@@ -195,7 +194,7 @@ FAMILIES: Mapping[str, Family] = {
             "laurel.linear_right": "laurel_r",
             "laurel.post_laurel_norm": "laurel_post_norm",
         },
-        settle=configs.gemma3n,
+        adjust=configs.gemma3n,
     ),
     "gemma4": Family(
         model_type="gemma4_text",
@@ -220,13 +219,13 @@ FAMILIES: Mapping[str, Family] = {
             "post_feedforward_layernorm_1": "post_ffw_norm_1",
             "post_feedforward_layernorm_2": "post_ffw_norm_2",
         },
-        settle=configs.gemma4,
+        adjust=configs.gemma4,
     ),
     "lfm2": Family(
         model_type="lfm2",
         keys={_RMS_NORM: "norm_eps", "shortconv.l_cache": "conv_L_cache"},
         weights=SHORT_CONVOLUTION,
-        settle=configs.lfm2,
+        adjust=configs.lfm2,
     ),
     "lfm2moe": Family(
         model_type="lfm2_moe",
@@ -239,11 +238,11 @@ FAMILIES: Mapping[str, Family] = {
             "expert_weights_norm": "norm_topk_prob",
         },
         weights=SHORT_CONVOLUTION,
-        settle=configs.lfm2,
+        adjust=configs.lfm2,
     ),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
-    "falcon-h1": Family(model_type="falcon_h1", keys=_MAMBA2_KEYS, settle=configs.falcon_h1),
+    "falcon-h1": Family(model_type="falcon_h1", keys=_MAMBA2_KEYS, adjust=configs.falcon_h1),
     "mamba2": Family(
         model_type="mamba2",
         keys={
@@ -253,18 +252,18 @@ FAMILIES: Mapping[str, Family] = {
             "ssm.group_count": "n_groups",
         },
         weights={"backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm"},
-        settle=configs.mamba2,
+        adjust=configs.mamba2,
     ),
     "deepseek2": Family(
         model_type="deepseek_v3",
         keys={**_GROUPED, "attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"},
-        settle=configs.deepseek,
+        adjust=configs.deepseek,
     ),
     "glm4": Family(
         model_type="glm4",
         weights={"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     ),
-    "glm4moe": Family(model_type="glm4_moe", keys=_GROUPED, weights=AFTER_ATTENTION, settle=configs.glm4_moe),
+    "glm4moe": Family(model_type="glm4_moe", keys=_GROUPED, weights=AFTER_ATTENTION, adjust=configs.glm4_moe),
     "gpt-oss": Family(
         model_type="gpt_oss",
         keys=_LOCAL,
@@ -276,14 +275,14 @@ FAMILIES: Mapping[str, Family] = {
             "mlp.experts.down_proj": Source(("ffn_down_exps.weight",), transposed=True),
             "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
         },
-        settle=configs.gpt_oss,
+        adjust=configs.gpt_oss,
     ),
     "minimax-m2": Family(
         model_type="minimax_m2",
         keys={**_LOCAL, "expert_feed_forward_length": "intermediate_size"},
-        settle=configs.minimax,
+        adjust=configs.minimax,
     ),
-    "phi3": Family(model_type="phi3", settle=configs.phi3),
+    "phi3": Family(model_type="phi3", adjust=configs.phi3),
     "stablelm": Family(
         model_type="stablelm",
         keys=_EPSILON_OF_LAYER_NORM,
@@ -291,7 +290,7 @@ FAMILIES: Mapping[str, Family] = {
             "self_attn.q_layernorm.norms": Source(("attn_q_norm",), index=True),
             "self_attn.k_layernorm.norms": Source(("attn_k_norm",), index=True),
         },
-        settle=configs.stablelm,
+        adjust=configs.stablelm,
     ),
     "starcoder2": Family(
         model_type="starcoder2",
@@ -327,11 +326,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "command-r": Family(model_type="cohere", keys=_EPSILON_OF_LAYER_NORM | _same("logit_scale")),
     "cohere2": Family(
-        model_type="cohere2", keys=_EPSILON_OF_LAYER_NORM | _same("logit_scale"), settle=configs.every_fourth_full
+        model_type="cohere2", keys=_EPSILON_OF_LAYER_NORM | _same("logit_scale"), adjust=configs.every_fourth_full
     ),
-    "olmo2": Family(model_type="olmo2", weights=SANDWICH, settle=configs.olmo2),
-    "olmoe": Family(model_type="olmoe", keys=_ROUTED, settle=configs.olmoe),
-    "exaone4": Family(model_type="exaone4", weights=SANDWICH, settle=configs.every_fourth_full),
+    "olmo2": Family(model_type="olmo2", weights=SANDWICH, adjust=configs.olmo2),
+    "olmoe": Family(model_type="olmoe", keys=_ROUTED, adjust=configs.olmoe),
+    "exaone4": Family(model_type="exaone4", weights=SANDWICH, adjust=configs.every_fourth_full),
     "ernie4_5": Family(model_type="ernie4_5"),
     "seed_oss": Family(model_type="seed_oss", weights=AFTER_ATTENTION),
     "hunyuan-dense": Family(

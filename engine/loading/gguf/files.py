@@ -40,7 +40,7 @@ _RECOMMENDED = {  # keys below general.sampling that a file may have: transforme
     "penalty_repeat": "repetition_penalty",
 }
 _DIGITS = 16  # of a digest, in names of folders
-_STORED = "-stored"  # in names of folders whose weights are quantised as in the file
+_STORED = "-stored"  # ends names of folders whose weights are quantised as in the file
 # Bits that a weight takes in memory where it stays quantised (`blocks.py`), scales included.
 _STORED_BITS = {
     "Q4_0": 4.5,
@@ -102,7 +102,7 @@ def weights_folder(path: str, dtype: str, *, unpacked: bool) -> str:
     Args:
         dtype: of the weights that aren't quantised, a torch dtype's name. "auto": bfloat16, or float32 where that would
             be slow: see `auto_dtype`.
-        unpacked: none are quantised.
+        unpacked: whether to unpack quantised weights.
 
     Raises:
         ConfigError: as in `settings_folder`, or the disk is full.
@@ -132,13 +132,13 @@ def converted_folder(path: str, dtype: str) -> Path | None:
 
 
 def read_stored_bytes(path: str, dtype: str) -> int:
-    """Return how many bytes the weights of a GGUF file take where they stay quantised. dtype: of those that can't."""
+    """Return how many bytes a GGUF file's weights take, quantised where they can be. dtype: of the others."""
     sizes: dict[str, int] = json.loads((Path(settings_folder(path)) / _SIZES).read_text(encoding="utf-8"))
     return sizes[dtype]
 
 
 def stored_bytes(header: "Header", item: int) -> int:
-    """Return how many bytes a file's weights take where they stay quantised. item: bytes of a number that can't."""
+    """Return how many bytes a file's weights take, quantised where they can be. item: bytes of each other number."""
     bits = 0.0
     for tensor in header.tensors.values():
         kind = tensor.kind.name if len(tensor.shape) == 2 else None  # others are unpacked
@@ -262,7 +262,7 @@ def _save_settings(file: Path, folder: Path) -> None:
 
 
 def _recommended_sampling(header: "Header") -> dict[str, float]:
-    """Return what a file recommends, in transformers' names; numbers are stored as float32."""
+    """Return the sampling that a file recommends, by transformers' names. Numbers are stored as float32."""
     stored = {name: header.fields.get(f"general.sampling.{key}") for key, name in _RECOMMENDED.items()}
     given = {name: round(value, 6) for name, value in stored.items() if value is not None}
     if not given:

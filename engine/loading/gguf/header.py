@@ -1,7 +1,7 @@
-"""What a GGUF file says of its model: its keys, and the names, shapes and places of its tensors.
+"""The keys of a GGUF file, and the names, shapes and positions of its tensors.
 
-The format is that of ggml's docs/gguf.md. The package's own reader makes an array of each token of a vocabulary, which
-takes ten seconds for 262,144 of them; this one takes half of one.
+The format is that of ggml's docs/gguf.md. The reader of the gguf package makes an array for each token of a vocabulary,
+which takes ten seconds for 262,144 of them; this one takes half a second.
 """
 
 import mmap
@@ -41,13 +41,13 @@ class StoredTensor:
 
 
 class Header:
-    """A file's keys and tensors. Keys that were taken are gone, so that the rest is what nobody asked for."""
+    """A file's keys and tensors. `take` removes keys, so the remaining ones are those that nobody has read."""
 
     def __init__(self, file: Path) -> None:
         """Raise ConfigError if the file is broken, one part of several, or names no architecture."""
         with file.open("rb") as content:
             if content.read(4) != b"GGUF":
-                raise ConfigError("it does not begin as a GGUF file")
+                raise ConfigError("it does not begin like a GGUF file")
             self._bytes = mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ)
         self._position = 4
         version = self._number(4)
@@ -55,12 +55,12 @@ class Header:
             raise ConfigError(f"its version is {version}; only {_VERSIONS} can be read")
         tensors, keys = self._number(10), self._number(10)
         self.fields: dict[str, Any] = {self._string(): self._value(self._number(4)) for _ in range(keys)}
-        self._places = [self._place() for _ in range(tensors)]
+        self._entries = [self._entry() for _ in range(tensors)]
         if "general.architecture" not in self.fields:
             raise ConfigError("it names no architecture (general.architecture)")
         self.architecture: str = self.fields["general.architecture"]
         if self.fields.get("split.count", 1) > 1:
-            raise ConfigError("it is one part of a model; put the parts together by llama-gguf-split --merge")
+            raise ConfigError("it is one part of a model; merge the parts with llama-gguf-split --merge")
         prefix = f"{self.architecture}."
         self._rest = {key.removeprefix(prefix): value for key, value in self.fields.items() if key.startswith(prefix)}
 
@@ -69,7 +69,7 @@ class Header:
         """The tensors by name, in the file's order."""
         alignment = self.fields.get("general.alignment", _ALIGNMENT)
         start = -(-self._position // alignment) * alignment
-        return {name: self._tensor(shape, kind, start + offset) for name, shape, kind, offset in self._places}
+        return {name: self._tensor(shape, kind, start + offset) for name, shape, kind, offset in self._entries}
 
     def _tensor(self, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int) -> StoredTensor:
         block, size = GGML_QUANT_SIZES[kind]
@@ -81,7 +81,7 @@ class Header:
             return StoredTensor(shape, kind, data.view(_PLAIN[kind.name]).reshape(shape))
         return StoredTensor(shape, kind, data.reshape(*shape[:-1], -1))
 
-    def _place(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+    def _entry(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         """Return a tensor's name, shape, type and offset."""
         name = self._string()
         shape = tuple(self._number(10) for _ in range(self._number(4)))[::-1]
@@ -125,7 +125,7 @@ class Header:
         return self._rest.pop(key, default)
 
     def take_below(self, prefix: str) -> dict[str, Any]:
-        """Return the values of all keys that begin so, by the rest of their names."""
+        """Return the values of all keys with this prefix, by the rest of their names."""
         return {key.removeprefix(prefix): self.take(key) for key in [*self._rest] if key.startswith(prefix)}
 
     def take_per_layer(self, key: str, layers: int, default: Any = None) -> list[Any]:
@@ -134,15 +134,15 @@ class Header:
         return list(value)[:layers] if isinstance(value, list) else [value] * layers
 
     def remaining(self) -> dict[str, Any]:
-        """Return the keys that were not taken and say something: 0, false and empty values say nothing."""
+        """Return the keys that were not taken, except those whose value is 0, false or empty."""
         return {key: value for key, value in self._rest.items() if value}
 
     def has(self, ending: str) -> bool:
-        """Whether any tensor's name ends so."""
+        """Whether any tensor's name has this ending."""
         return any(name.endswith(ending) for name in self.tensors)
 
     def layers_with(self, name: str, layers: int) -> list[bool]:
-        """Return whether each layer has a tensor. name: what follows "blk.N."."""
+        """Return for each layer whether it has a tensor. name: what follows "blk.N."."""
         return [f"blk.{layer}.{name}" in self.tensors for layer in range(layers)]
 
     def shape(self, name: str) -> tuple[int, ...]:

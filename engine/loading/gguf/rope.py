@@ -1,4 +1,4 @@
-"""Reads the rotary positions of a GGUF file, in the words of transformers."""
+"""Reads the rotary positions of a GGUF file as transformers' settings."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _YARN_KEYS = {  # names in transformers, by names in the file
     "yarn_beta_slow": "beta_slow",
 }
 _LOG_KEY = "yarn_log_multiplier"
-_SCALE_OF_LOG = {"mistral3": 1, "deepseek2": 10}  # what it is to be multiplied by, in architectures that have it
+_SCALE_OF_LOG = {"mistral3": 1, "deepseek2": 10}  # its factor, in architectures that have it
 _PARTIAL = {"phi3", "minimax_m2"}  # can rotate a part of a head, but rotate all by default
 _OTHER_FACTORS = "rope_freqs.weight has other factors than Llama 3"
 _ROUNDING = 1e-5  # of frequencies, relative
@@ -77,7 +77,9 @@ def _set_dimensions(config: PretrainedConfig, rope: dict[str, Any], count: int |
     if count == int(head_dim * rope.get("partial_rotary_factor", 1.0)):
         return
     if "partial_rotary_factor" not in rope and config.model_type not in _PARTIAL:
-        raise ConfigError(f"its rotary positions are for {count} of the {head_dim} numbers of a head")
+        raise ConfigError(
+            f"it rotates {count} of the {head_dim} numbers of a head; its model in transformers rotates all"
+        )
     rope["partial_rotary_factor"] = count / head_dim
 
 
@@ -104,7 +106,7 @@ def _scaling(fields: Mapping[str, Any], scale_of_log: int) -> dict[str, Any]:
 
 
 def _long_scaling(config: PretrainedConfig, fields: Mapping[str, Any], header: Header) -> dict[str, Any]:
-    """Return the scaling by one factor per frequency, other ones for long texts; {}: none."""
+    """Return the scaling with a factor for each frequency, one set for long texts and one for short; {}: none."""
     factors = {f"{length}_factor": _factors(header, f"factors_{length}").tolist() for length in ("long", "short")}
     if not header.has("rope_factors_long.weight"):
         if fields.get("scaling.type") == "longrope":
@@ -113,7 +115,7 @@ def _long_scaling(config: PretrainedConfig, fields: Mapping[str, Any], header: H
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotating = int(size * (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)) // 2
     if any(len(numbers) != rotating for numbers in factors.values()):
-        raise ConfigError(f"rope_factors_long.weight and its like are not for {rotating} frequencies")
+        raise ConfigError(f"rope_factors_long.weight and rope_factors_short.weight need {rotating} numbers each")
     original = fields.get("scaling.original_context_length", config.max_position_embeddings)
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = original

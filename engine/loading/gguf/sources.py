@@ -1,4 +1,4 @@
-"""Where the weights of transformers' models are in a GGUF file, by their names and by the orders of their rows."""
+"""Which tensors of a GGUF file hold the weights of a model in transformers, and in which order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from transformers import PretrainedConfig
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a weight's values are in a file, and what was done to them.
+    """Where a file has a weight's values, and how to restore the weight.
 
-    Orders of rows and columns, and transposition, move values without changing them. Only `compute` needs numbers.
+    `rows`, `columns` and `transposed` move values without changing them. Only `compute` changes them.
     """
 
     tensors: tuple[str, ...]  # in layers without "blk.N."; several stand one below the other in the weight
-    otherwise: tuple[str, ...] = ()  # instead, where the file has no such tensors
+    fallback: tuple[str, ...] = ()  # for files without these tensors
     rows: Callable[[PretrainedConfig], Tensor] | None = None  # which of their rows stands in each of the weight's
     columns: Callable[[PretrainedConfig], Tensor] | None = None
     transposed: bool = False
-    index: bool = False  # the tensor holds those of a list of modules, this one's at its number
+    index: bool = False  # the tensor holds the weights of a list of modules, by their number
     compute: Callable[[Sequence[Tensor], PretrainedConfig], Tensor] | None = None  # of the tensors
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, in the words of the tokenizers library.
+"""Makes a tokenizer of the tokenizers library from a GGUF file.
 
 A file has the tokens, their scores or merges, and the name of the way in which texts are split before merging
 (`tokenizer.ggml.pre`, whose patterns are in llama.cpp's src/llama-vocab.cpp and the models' own tokenizer.json).
@@ -78,7 +78,7 @@ def make_tokenizer(header: Header) -> PreTrainedTokenizerBase:
     elif kind in ("llama", "gemma4"):
         backend = _sentence_piece(tokens, fields, header.architecture)
     else:
-        raise _unknown(f"tokenizer.ggml.model is {kind}")
+        raise _unsupported(f"tokenizer.ggml.model is {kind}")
     _add_whole(backend, tokens, fields.get("ggml.token_type", ()))
     named = {role: fields.get(f"ggml.{name}_token_id") for role, name in _ROLES.items()}
     roles = {role: tokens[number] for role, number in named.items() if number is not None}
@@ -98,7 +98,7 @@ def make_tokenizer(header: Header) -> PreTrainedTokenizerBase:
 
 
 def end_tokens(header: Header) -> list[int]:
-    """Return the tokens that end a text, a turn or a message: those that the file names, and those of known names."""
+    """Return the tokens that end a text, a turn or a message: those that the file names, and well-known ones."""
     fields = {key.removeprefix("tokenizer.ggml."): value for key, value in header.fields.items()}
     named = [fields.get(f"{end}_token_id") for end in ("eos", "eot", "eom")]
     tokens: list[str] = fields.get("tokens", [])
@@ -111,7 +111,7 @@ def end_tokens(header: Header) -> list[int]:
 def _byte_level(tokens: Sequence[str], merges: Sequence[str], split: str) -> Tokenizer:
     """Return a tokenizer that merges bytes, each of which is written as a character."""
     if split not in _SPLITS:
-        raise _unknown(f"how its tokenizer splits texts (tokenizer.ggml.pre is {split})")
+        raise _unsupported(f"tokenizer.ggml.pre is {split}")
     pairs: Any = [tuple(merge.split(" ")) for merge in merges]
     whole = split in _WHOLE_TOKENS_FIRST
     backend = Tokenizer(BPE({token: number for number, token in enumerate(tokens)}, pairs, ignore_merges=whole))
@@ -124,14 +124,14 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[str], split: str) -> Tok
 
 
 def _sentence_piece(tokens: Sequence[str], fields: dict[str, Any], architecture: str) -> Tokenizer:
-    """Return a tokenizer that merges characters; bytes stand for those that are no token."""
+    """Return a tokenizer that merges characters; characters that are no token become bytes."""
     is_gemma = architecture.startswith("gemma")
     if is_gemma:  # files have spaces where the model's own tokenizer has this character
         tokens = [_SPACE * len(token) if token.isspace() and not token.strip(" ") else token for token in tokens]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if "ggml.merges" in fields:
         pairs: Any = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]
-    else:  # Gemma's scores do not say in which order its tokens were learned, their places do
+    else:  # the order of Gemma's tokens says in which order they were learned, their scores do not
         scores = [-number for number in range(len(tokens))] if is_gemma else fields["ggml.scores"]
         pairs = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
     unknown = fields.get("ggml.unknown_token_id")
@@ -151,7 +151,7 @@ def _sentence_piece(tokens: Sequence[str], fields: dict[str, Any], architecture:
 
 
 def _add_whole(backend: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Let tokens that the file marks be found in texts before these are split."""
+    """Let texts be split first at the tokens that the file marks."""
     vocabulary = backend.get_vocab()
     marked = [(token, kind) for token, kind in zip(tokens, kinds, strict=False) if token in vocabulary]
     backend.add_special_tokens(
@@ -171,7 +171,8 @@ def _frame(backend: Tokenizer, begin: str | None, end: str | None) -> None:
         backend.post_processor = processors.TemplateProcessing(single=" ".join(around), pair=pair, special_tokens=named)
 
 
-def _unknown(problem: str) -> ConfigError:
+def _unsupported(problem: str) -> ConfigError:
     return ConfigError(
-        f"it is not known here: {problem}; put the model's tokenizer.json and tokenizer_config.json beside it"
+        f"its tokenizer is not supported ({problem}); put the model's tokenizer.json and "
+        "tokenizer_config.json beside it"
     )

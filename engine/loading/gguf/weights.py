@@ -1,4 +1,4 @@
-"""The model of a GGUF file: its configuration, where each of its weights is in the file, and their values."""
+"""The configuration of a GGUF file's model, where the file has each of its weights, and their values."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -82,11 +82,11 @@ def make_config(header: Header) -> PretrainedConfig:
     """Return the configuration of a file's model.
 
     Raises:
-        ConfigError: its architecture is unknown, or a key has an unknown meaning for the text.
+        ConfigError: its architecture is unknown, or a key that may change texts is.
     """
     family = FAMILIES.get(header.architecture)
     if family is None:
-        raise _unreadable(f"architecture {header.architecture!r} is not known here")
+        raise _unreadable(f"architecture {header.architecture!r} is not supported")
     config: Config = {"model_type": family.model_type}
     for key, name in (_KEYS | dict(family.keys)).items():
         if (value := header.take(key)) is not None:
@@ -99,9 +99,9 @@ def make_config(header: Header) -> PretrainedConfig:
         config[name] = header.fields.get(f"tokenizer.ggml.{token}_token_id")
     if not header.take("attention.causal", True):
         raise ConfigError("its tokens see those that come after them; only decoders can be served")
-    if family.settle is not None:
-        family.settle(config, header)
-    made = _made(config, header)
+    if family.adjust is not None:
+        family.adjust(config, header)
+    made = _new_config(config, header)
     set_positions(made, header)
     for key in _WITHOUT_EFFECT:
         header.take(key)
@@ -109,11 +109,11 @@ def make_config(header: Header) -> PretrainedConfig:
         header.take_below(prefix)
     if unknown := {key: value for key, value in header.remaining().items() if value != _NEUTRAL.get(key)}:
         named = ", ".join(f"{header.architecture}.{key} = {str(value)[:40]}" for key, value in unknown.items())
-        raise _unreadable(f"it is not known what these keys mean for its texts: {named}")
+        raise _unreadable(f"unknown keys may change its texts: {named}")
     return made
 
 
-def _made(config: Config, header: Header) -> PretrainedConfig:
+def _new_config(config: Config, header: Header) -> PretrainedConfig:
     kind: Any = CONFIG_MAPPING[config.pop("model_type")]
     known = vars(kind())
     if "head_dim" in known and config.get("num_attention_heads"):
@@ -127,7 +127,7 @@ def place_weights(header: Header, config: PretrainedConfig) -> tuple[PreTrainedM
     """Return the model on the meta device, and where each of its weights is in the file.
 
     Raises:
-        ConfigError: the file lacks some, has others, or their shapes differ.
+        ConfigError: tensors are missing, unknown, or of other shapes.
     """
     with torch.device("meta"):
         model = causal_class(config)(config)
@@ -148,7 +148,7 @@ def place_weights(header: Header, config: PretrainedConfig) -> tuple[PreTrainedM
         raise _unreadable(f"it lacks {len(missing)} weights: {_shown(missing)}")
     used = {tensor for placement in placements for tensor in placement.tensors}
     if unknown := [name for name in header.tensors if name not in used and not _is_unread(name, config)]:
-        raise _unreadable(f"it is not known what {len(unknown)} of its tensors are: {_shown(unknown)}")
+        raise _unreadable(f"it has {len(unknown)} unknown tensors: {_shown(unknown)}")
     for placement in placements:
         _check_shape(placement, header, config)
     return model, placements
@@ -175,7 +175,7 @@ def _placement(
     if entry is None:
         return None
     source = Source((entry,)) if isinstance(entry, str) else entry
-    for tensors in (source.tensors, source.otherwise):
+    for tensors in (source.tensors, source.fallback):
         named = tuple(_full_name(f"{prefix}{tensor}", kind, header) for tensor in tensors)
         if named and all(tensor in header.tensors for tensor in named):
             break
@@ -206,7 +206,7 @@ def _rows(source: Source, tensor: str, family: Family, header: Header, config: P
 
 
 def _check_shape(placement: Placement, header: Header, config: PretrainedConfig) -> None:
-    """Raise ConfigError if the tensors do not give the weight's shape."""
+    """Raise ConfigError if the tensors do not make the weight's shape."""
     shapes = [header.shape(tensor) for tensor in placement.tensors]
     try:
         assemble(placement, [torch.empty(shape, device="meta") for shape in shapes], config)
@@ -218,7 +218,7 @@ def _check_shape(placement: Placement, header: Header, config: PretrainedConfig)
 
 
 def assemble(placement: Placement, tensors: Sequence[Tensor], config: PretrainedConfig) -> Tensor:
-    """Return a weight, made of the values of its tensors.
+    """Return a weight, given the values of its tensors.
 
     Raises:
         RuntimeError: their shapes do not fit.
@@ -248,7 +248,7 @@ def assemble(placement: Placement, tensors: Sequence[Tensor], config: Pretrained
 def read_weights(
     header: Header, placements: Sequence[Placement], config: PretrainedConfig, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the model's weights by name. They are no longer quantised."""
+    """Yield the model's weights by name, unpacked."""
     for placement in placements:
         tensors = [torch.from_numpy(header.tensors[name].values()) for name in placement.tensors]
         yield placement.weight, assemble(placement, tensors, config).to(dtype)
@@ -257,7 +257,7 @@ def read_weights(
 def stored_weights(
     header: Header, placements: Sequence[Placement], model: PreTrainedModel
 ) -> Iterator[tuple[str, QuantizedWeight]]:
-    """Yield the weights that stay quantised as they are in the file, by name: those of linear layers and embeddings."""
+    """Yield the weights of linear layers and embeddings that stay quantised as in the file, by name."""
     for placement in placements:
         layer, source = model.get_submodule(placement.weight.rpartition(".")[0]), placement.source
         kinds = {header.tensors[tensor].kind.name for tensor in placement.tensors}
@@ -276,4 +276,4 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _unreadable(problem: str) -> ConfigError:
-    return ConfigError(f"{problem}; load the model's safetensors form")
+    return ConfigError(f"{problem}; use a safetensors checkpoint of the model")

@@ -445,13 +445,13 @@ def add_tensor(name: str, *shape: int) -> Callable[[gguf.GGUFWriter], None]:
 @pytest.mark.parametrize(
     ("keys", "add", "problem"),
     [
-        ({"attention.clamp_kqv": 4.0}, None, r"these keys mean .*qwen3\.attention\.clamp_kqv = 4\.0"),
+        ({"attention.clamp_kqv": 4.0}, None, r"unknown keys .*qwen3\.attention\.clamp_kqv = 4\.0"),
         ({"rope.global.freq_base": 1e6}, None, r"qwen3\.rope\.global\.freq_base"),
-        ({"rope.dimension_count": 16}, None, "rotary positions are for 16 of the 64"),
+        ({"rope.dimension_count": 16}, None, "rotates 16 of the 64"),
         ({"attention.causal": False}, None, "come after them"),
         ({"attention.key_length": 32}, None, r"blk\.0\.attn_q\.weight are \(256, 64\)"),
         ({"block_count": 5}, None, r"lacks 11 weights: model\.layers\.4"),
-        ({}, add_tensor("blk.0.ffn_gate_inp.weight", 4, 64), r"what 1 of its tensors are: blk\.0\.ffn_gate_inp"),
+        ({}, add_tensor("blk.0.ffn_gate_inp.weight", 4, 64), r"1 unknown tensors: blk\.0\.ffn_gate_inp"),
     ],
 )
 def test_what_is_not_understood_is_refused_before_weights_are_read(
