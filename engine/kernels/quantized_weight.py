@@ -1,7 +1,7 @@
-"""Weights that are integers of 4 or 8 bits in groups with a scale."""
+"""Weights that are integers of 4 or 8 bits, or numbers of 8, in groups with a scale."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -24,6 +24,7 @@ class QuantizedWeight:
     offsets: Tensor | None  # [out, groups], like scales; None: zeros
     bits: int  # 4 or 8
     order: Tensor | None = None  # [in] int64: the input of each column; None: column i is for input i
+    floats: bool = False  # codes are numbers of type float8_e4m3fn, and there are no offsets
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -38,7 +39,7 @@ class QuantizedWeight:
     @property
     def zero(self) -> int:
         """The code that stands for 0, or for the offset."""
-        return 1 << self.bits - 1 if self.offsets is None else 0
+        return 0 if self.floats or self.offsets is not None else 1 << self.bits - 1
 
     @property
     def unpacked_codes(self) -> Tensor:
@@ -49,7 +50,8 @@ class QuantizedWeight:
 
     def dequantized(self) -> Tensor:
         """Return the matrix in float32."""
-        grouped: Tensor = (self.unpacked_codes.to(torch.float32) - self.zero).unflatten(1, (-1, self.group))
+        codes = self.codes.view(torch.float8_e4m3fn) if self.floats else self.unpacked_codes
+        grouped: Tensor = (codes.to(torch.float32) - self.zero).unflatten(1, (-1, self.group))
         weights: Tensor = grouped * self.scales.float()[..., None]
         if self.offsets is not None:
             weights += self.offsets.float()[..., None]
@@ -64,7 +66,7 @@ class QuantizedWeight:
     def can_join(self, other: Self) -> bool:
         """Whether `joined` can make one matrix of both."""
         own, others = (
-            (weight.bits, weight.shape[1], weight.group, weight.scales.dtype, weight.offsets is None)
+            (weight.bits, weight.floats, weight.shape[1], weight.group, weight.scales.dtype, weight.offsets is None)
             for weight in (self, other)
         )
         if self.order is None or other.order is None:
@@ -74,20 +76,26 @@ class QuantizedWeight:
     def rows(self, rows: Tensor) -> "QuantizedWeight":
         """Return a matrix of some rows. rows: [N] int64."""
         offsets = None if self.offsets is None else self.offsets[rows]
-        codes, scales = self.codes[rows], self.scales[rows]
-        return QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=self.bits, order=self.order)
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], offsets=offsets)
 
     @classmethod
     def joined(cls, weights: Sequence[Self]) -> Self:
         """Return one matrix of all rows, of weights that can be joined."""
         offsets = [weight.offsets for weight in weights if weight.offsets is not None]
-        return cls(
+        return replace(
+            weights[0],
             codes=torch.cat([weight.codes for weight in weights]),
             scales=torch.cat([weight.scales for weight in weights]),
             offsets=torch.cat(offsets) if offsets else None,
-            bits=weights[0].bits,
-            order=weights[0].order,
         )
+
+
+def weight_of(
+    parts: tuple[Tensor, Tensor, Tensor | None, Tensor | None], bits: int, *, floats: bool
+) -> QuantizedWeight:
+    """Return the weight that has these tensors, by `PARTS`."""
+    codes, scales, offsets, order = parts
+    return QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=bits, order=order, floats=floats)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

@@ -44,6 +44,7 @@ def fixed_order_quantized_linear(
                 *(weight.scales if bias is None else bias, output),
                 *(tokens, features, inputs, flat.stride(0)),
                 BITS=weight.bits,
+                FLOATS=weight.floats,
                 ZERO=weight.zero,
                 GROUP=weight.group,
                 HAS_OFFSETS=weight.offsets is not None,
@@ -70,6 +71,7 @@ def _multiply_codes(
     inputs: tl.tensor,
     x_stride: tl.tensor,  # between tokens
     BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -93,7 +95,14 @@ def _multiply_codes(
         packed = tl.load(code_bytes + start * BITS // 8)
         if BITS == 4:
             packed = tl.reshape(tl.join(packed & 15, packed >> 4), [FEATURES, INPUTS])
-        w = (packed.to(tl.int32) - ZERO).to(tl.float32).to(x.dtype.element_ty)
+        if FLOATS:  # of type float8_e4m3fn; those without a leading one get it, and lose it again
+            size = (packed & 127).to(tl.int32) << 20
+            small = size < 1 << 23
+            shifted = (size + tl.where(small, 121 << 23, 120 << 23)).to(tl.float32, bitcast=True)
+            numbers = shifted - tl.where(small, 0.015625, 0.0)
+            w = tl.where(packed < 128, numbers, -numbers).to(x.dtype.element_ty)
+        else:
+            w = (packed.to(tl.int32) - ZERO).to(tl.float32).to(x.dtype.element_ty)
         v = tl.load(vectors + start, mask=exists, other=0.0)
         group = row * groups + start // GROUP
         total += tl.load(scales + group).to(tl.float32)[:, None] * tl.dot(w, v, input_precision="ieee")

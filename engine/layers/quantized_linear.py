@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
-from engine.kernels.quantized_weight import GROUP, PARTS, QuantizedWeight, rounded_to_nearest
+from engine.kernels.quantized_weight import GROUP, PARTS, QuantizedWeight, rounded_to_nearest, weight_of
 
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # in the order of engine/kernels/cpp/vectors.h
 _WORD = 32  # bits
@@ -28,7 +28,7 @@ class QuantizedModule(nn.Module):
 
     def _hold(self, weight: QuantizedWeight) -> None:
         """Register the parts as buffers: a model's dtype is that of its first parameter."""
-        self.bits = weight.bits
+        self.bits, self.floats = weight.bits, weight.floats
         parts = weight.parts()
         for name in PARTS:
             self.register_buffer(name, parts.get(name))
@@ -47,9 +47,8 @@ class QuantizedModule(nn.Module):
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
-        return QuantizedWeight(
-            codes=self.weight, scales=self.scales, offsets=self.offsets, bits=self.bits, order=self.order
-        )
+        parts = self.weight, self.scales, self.offsets, self.order
+        return weight_of(parts, self.bits, floats=self.floats)
 
 
 class QuantizedLinear(QuantizedModule, nn.Linear):
@@ -117,13 +116,14 @@ class FixedOrderQuantizedLinear(nn.Module):
         self.codes, self.scales, self.offsets = weight.codes, weight.scales, weight.offsets
         self.order = weight.order
         self.bias = None if bias is None else bias.detach()
-        self._bits, self._out_dtype = weight.bits, out_dtype
+        self._bits, self._floats, self._out_dtype = weight.bits, weight.floats, out_dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""
         from engine.kernels.triton_quantized_linear import fixed_order_quantized_linear
 
-        weight = QuantizedWeight(codes=self.codes, scales=self.scales, offsets=self.offsets, bits=self._bits)
+        parts = self.codes, self.scales, self.offsets, self.order
+        weight = weight_of(parts, self._bits, floats=self._floats)
         ordered = x if self.order is None else x.index_select(-1, self.order)
         return fixed_order_quantized_linear(ordered, weight, self.bias, self._out_dtype)
 
@@ -138,7 +138,7 @@ class NativeQuantizedLinear(nn.Module):
         assert native is not None
         panel = native.linear_panel()
         columns, size = weight.shape
-        self.constants = weight.bits, weight.zero, weight.group, size
+        self.constants = weight.bits, int(weight.floats), weight.zero, weight.group, size
         self.codes = _in_panels(_words(weight.codes, weight.bits), panel)
         self.scales = _in_panels(weight.scales, panel)
         self.offsets = None if weight.offsets is None else _in_panels(weight.offsets, panel)
@@ -178,7 +178,7 @@ class NativeQuantizedEmbedding(nn.Module):
         return rows if self._factor == 1.0 else rows * torch.tensor(self._factor, dtype=self._dtype)
 
 
-_Weight = "*codes *scales *offsets bits zero group size scale_kind"
+_Weight = "*codes *scales *offsets bits floats zero group size scale_kind"
 _Multiplication = structure(f"{_Weight} *x *bias x_kind output_kind rows columns threads *output")
 _Rows = structure(f"{_Weight} *ids rows output_kind *output")
 

@@ -297,11 +297,8 @@ def _quantized_source(spec: ModelSpec, config: PretrainedConfig, reader: Reader)
     skeleton = make_skeleton(spec, config)
     keeps, dtype = spec.keeps_integers, _dtype(spec, config)
     stored = open_checkpoint(spec.path, spec.revision, reader, skeleton, dtype, keeps_integers=keeps)
-    return {
-        "pretrained_model_name_or_path": None,
-        "state_dict": stored.tensors,
-        "quantization_config": IntegerConfig(layers=stored.layers),
-    }
+    quantizer = IntegerConfig(layers=stored.layers) if stored.layers else None
+    return {"pretrained_model_name_or_path": None, "state_dict": stored.tensors, "quantization_config": quantizer}
 
 
 @contextmanager

@@ -17,10 +17,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
+from decoding.errors import ConfigError
 from engine.kernels.quantized_weight import QuantizedWeight
 from engine.loading.quantized_formats import Reader, StoredWeight
 from engine.loading.text_model import RENAMED
 
+_UNUSED = ".k_scale", ".v_scale", ".q_scale", ".input_scale", ".output_scale"  # of activations, which stay in `dtype`
+_MULTIPLIED = ".dt_proj"  # Mamba 1 multiplies its weight by itself
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -35,11 +38,14 @@ class QuantizedCheckpoint:
 class _Lazy:
     """A tensor that is made when it is read, as slices of safetensors are."""
 
-    def __init__(self, make: Callable[[], Tensor]) -> None:
-        self._make = make
+    def __init__(self, shape: Sequence[int], make: Callable[[], Tensor]) -> None:
+        self._shape, self._make = list(shape), make
 
-    def __getitem__(self, _: object) -> Tensor:
-        return self._make()
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._make()[index]
 
 
 class _Weight:
@@ -51,7 +57,8 @@ class _Weight:
 
     def parts(self, layer: str) -> dict[str, _Lazy]:
         """Return the layer's tensors by name."""
-        return {f"{layer}.{part}": _Lazy(partial(self._take, part)) for part in self._stored.like.parts()}
+        parts = self._stored.like.parts().items()
+        return {f"{layer}.{part}": _Lazy(like.shape, partial(self._take, part)) for part, like in parts}
 
     def _take(self, part: str) -> Tensor:
         if not self._parts:
@@ -89,15 +96,23 @@ def open_checkpoint(
         stored = read(parts)
         layer = None if stored is None else layer_of(module)
         if stored is None:
-            tensors |= {f"{module}.{part}".removeprefix("."): value for part, value in parts.items()}
+            named = {f"{module}.{part}".removeprefix("."): value for part, value in parts.items()}
+            _check_plain(named)
+            tensors |= {name: value for name, value in named.items() if not name.endswith(_UNUSED)}
         elif layer is None:
-            tensors[f"{module}.weight"] = _Lazy(partial(_plain, stored, dtype))
+            tensors[f"{module}.weight"] = _Lazy(stored.like.shape, partial(_plain, stored, dtype))
         else:
             layers[layer] = stored.like
             tensors |= _Weight(stored).parts(layer)
         if stored is not None and "bias" in parts:
             tensors[f"{module}.bias"] = parts["bias"]
     return QuantizedCheckpoint(tensors, layers)
+
+
+def _check_plain(tensors: Mapping[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.get_dtype().startswith("F8"):
+            raise ConfigError(f"{name} has numbers of 8 bits without a scale that is known")
 
 
 def _plain(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
@@ -109,7 +124,11 @@ def _layer_finder(model: PreTrainedModel) -> Callable[[str], str | None]:
     transforms = get_model_conversion_mapping(model, RENAMED)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
-    linear = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear}
+    linear = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and not name.endswith(_MULTIPLIED)
+    }
     known = model.state_dict()
 
     def find(module: str) -> str | None:

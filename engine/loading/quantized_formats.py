@@ -4,7 +4,8 @@ Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
 import torch
@@ -104,6 +105,102 @@ def _awq(settings: Mapping[str, Any]) -> Reader:
     return read
 
 
+def _compressed_tensors(settings: Mapping[str, Any]) -> Reader:
+    schemes = list((settings.get("config_groups") or {}).values())
+    layouts = {settings.get("format"), *(scheme.get("format") for scheme in schemes)} - {None}
+    if unread := sorted(layouts - _COMPRESSED):
+        raise ConfigError(f"its weights are compressed as {unread[0]}, which is not read; {', '.join(_COMPRESSED)} are")
+    sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
+    if sparsity != "dense" or settings.get("transform_config"):
+        raise ConfigError("its weights are sparse or rotated, which is not read; save them dense, without transforms")
+    weights = [scheme["weights"] for scheme in schemes if scheme.get("weights")]
+    for each in weights:
+        _check_bits("compressed", each["num_bits"])
+    blocks = [each["block_structure"] for each in weights if each.get("block_structure")]
+    block = blocks[0] if blocks else None
+
+    def read(parts: Parts) -> StoredWeight | None:
+        if "weight_packed" in parts:
+            return _read_packed(parts)
+        return _read_octets(parts, parts["weight_scale"], block) if "weight_scale" in parts else None
+
+    return read
+
+
+def _read_packed(parts: Parts) -> StoredWeight:
+    rows, words = parts["weight_packed"].get_shape()
+    size = int(parts["weight_shape"][...][-1])
+    bits = words * _WORD // size
+    _check_bits("compressed", bits)
+    members = parts["weight_g_idx"][...].long() if "weight_g_idx" in parts else None
+    order = None if members is None or bool((members < 0).any()) else _order(members, _columns(parts["weight_scale"]))
+
+    def weight() -> QuantizedWeight:
+        codes = _in_order(_octets(parts["weight_packed"][...])[:, : size * bits // 8], order, bits)
+        stored, zeros = parts.get("weight_zero_point"), None
+        scales = _in_groups(parts["weight_scale"][...], rows, size, None)
+        if stored is not None:  # packed along rows
+            zeros = _in_groups(_unpacked(stored[...].T, bits).T[:rows], rows, size, None)
+        return _weight(codes, scales, zeros, bits, order)
+
+    scale, offsets = parts["weight_scale"], "weight_zero_point" in parts
+    return StoredWeight(_like(rows, size, _columns(scale), bits, scale, offsets=offsets, order=order), weight)
+
+
+def _fp8(settings: Mapping[str, Any]) -> Reader:
+    block = settings.get("weight_block_size")
+
+    def read(parts: Parts) -> StoredWeight | None:
+        scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
+        return None if scale is None else _read_octets(parts, scale, block)
+
+    return read
+
+
+def _read_octets(parts: Parts, scale: Any, block: Sequence[int] | None) -> StoredWeight | None:
+    """Read integers with signs, or numbers, of 8 bits. block: rows and inputs of blocks, if scales are of such."""
+    kind = parts["weight"].get_dtype() if "weight" in parts else None
+    if kind not in ("I8", "F8_E4M3"):
+        return None
+    rows, size = parts["weight"].get_shape()
+    floats = kind == "F8_E4M3"
+
+    def weight() -> QuantizedWeight:
+        octets = parts["weight"][...].view(torch.uint8)
+        scales = _in_groups(scale[...], rows, size, block)
+        if floats:
+            wide = scales.float().contiguous()
+            return QuantizedWeight(codes=octets, scales=wide, offsets=None, bits=8, floats=True)
+        stored = parts.get("weight_zero_point")
+        zeros = None if stored is None else _in_groups(stored[...].float(), rows, size, block) + 128
+        return _weight(octets ^ 128, scales, zeros, 8, None)
+
+    groups = _in_groups(torch.empty(scale.get_shape(), device="meta"), rows, size, block).shape[1]
+    like = _like(rows, size, groups, 8, scale, offsets="weight_zero_point" in parts, order=None)
+    if floats:
+        like = replace(like, floats=True, scales=like.scales.float(), offsets=None)
+    return StoredWeight(like, weight)
+
+
+def _in_groups(scales: Tensor, rows: int, size: int, block: Sequence[int] | None) -> Tensor:
+    """Return [rows, groups], where groups have one size. scales: one, or [rows, groups], or those of blocks."""
+    table = scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
+    if table.numel() == 1:
+        return table.expand(rows, 1)
+    if block is not None and table.shape == (-(-rows // block[0]), -(-size // block[1])):
+        group = gcd(size, block[1])  # smaller than a block where the last one is cut
+        return table.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1] // group, 1)[:, : size // group]
+    if len(table) != rows or size % table.shape[1]:
+        raise ValueError(f"scales of shape {list(scales.shape)} don't fit a matrix [{rows}, {size}]")
+    return table
+
+
+def _columns(scale: Any) -> int:
+    """Return the groups of inputs. scale: a slice of [1] or [out, groups]."""
+    shape = scale.get_shape()
+    return int(shape[1]) if len(shape) > 1 else 1
+
+
 def _check_bits(name: str, bits: int) -> None:
     if bits not in _BITS:
         raise ConfigError(f"its {name} weights have {bits} bits, which is not read; those with 4 and 8 are")
@@ -165,6 +262,13 @@ def _like(
         )
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {"gptq": _gptq, "awq": _awq}
-_BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes", "mxfp4", "compressed-tensors", "fp8")
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+}
+_COMPRESSED = {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"}
+_BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes", "mxfp4")
 _NEAREST = "GPTQ, AWQ, compressed-tensors, FP8 and GGUF are, and `quantization: int4` rounds plain weights"

@@ -16,6 +16,7 @@ class Layout(NamedTuple):
     size: int
     offsets: bool
     scale_dtype: torch.dtype
+    floats: bool = False
 
 
 LAYOUTS = (
@@ -25,6 +26,7 @@ LAYOUTS = (
     Layout(8, 64, 40, 64, True, torch.float32),
     Layout(4, 16, 65, 1040, False, torch.float32),
     Layout(8, 96, 33, 96, False, torch.float32),
+    Layout(8, 64, 72, 256, False, torch.float32, floats=True),
 )
 
 
@@ -33,6 +35,9 @@ def random_weight(layout: Layout, *, device: str = "cpu") -> QuantizedWeight:
     generator = torch.Generator().manual_seed(layout.rows)
     shape = layout.rows, layout.size // layout.group
     codes = torch.randint(0, 1 << layout.bits, (layout.rows, layout.size), dtype=torch.uint8, generator=generator)
+    if layout.floats:
+        codes[codes & 127 == 127] = 0  # no number
+        codes[:2, :128] = torch.arange(128, dtype=torch.uint8) % 127  # each number once
     scales = torch.rand(*shape, generator=generator) * 0.3 / (1 << layout.bits)
     offsets = torch.rand(*shape, generator=generator) - 0.5
     return QuantizedWeight(
@@ -40,4 +45,5 @@ def random_weight(layout: Layout, *, device: str = "cpu") -> QuantizedWeight:
         scales=scales.to(device, layout.scale_dtype),
         offsets=offsets.to(device, layout.scale_dtype) if layout.offsets else None,
         bits=layout.bits,
+        floats=layout.floats,
     )

@@ -1,4 +1,5 @@
-// Products with weights that are integers of 4 or 8 bits in groups, on a CPU. See engine/layers/quantized_linear.py.
+// Products with weights that are integers of 4 or 8 bits, or numbers of 8, in groups, on a CPU.
+// See engine/layers/quantized_linear.py.
 //
 // A weight is scale · (code − zero) + offset, with a scale and an offset for each group of input features. A group's codes
 // are multiplied as they are; its sum is then scaled, so weights are never rounded. Each result is one sum in float32,
@@ -23,7 +24,7 @@ constexpr int64_t few = 1 << 14;       // numbers that one thread reads faster t
 struct Weight {
     const uint32_t* codes;
     const void *scales, *offsets;  // [panels, size / group, panel]; offsets: null if they are zero
-    int64_t bits, zero, group, size;
+    int64_t bits, floats, zero, group, size;  // floats: codes are numbers of type float8_e4m3fn
     Number scale_kind;
 };
 
@@ -78,6 +79,28 @@ struct Floats {
         return multiply_add(*x, weights.all, sums);
     }
 };
+
+// The same, with codes that are numbers: a sign, 4 bits of exponent, 3 of mantissa.
+struct Numbers : Floats {
+    template <int bits>
+    static constexpr float shift = 0;
+
+    template <int bits, int step>
+    static Weights<bits> weights(Bits words) {
+        constexpr int begin = place<bits>(step);
+        constexpr uint32_t one = 1u << 23, rebased = 120u << 23;  // of exponents
+        const Bits size = moved<begin, 20>(words) & 0x07f00000u, sign = moved<begin + 7, 31>(words) & 0x80000000u;
+        const Bits small = (Bits)(size < one);  // has no leading one: it is added and taken off again
+        const Vector all = (Vector)(size + rebased + (small & one)) - (Vector)(small & (rebased + one));
+        return {(Vector)((Bits)all | sign)};
+    }
+};
+
+inline float widen_number(uint32_t code) {
+    const uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
+    const float size = std::ldexp(static_cast<float>(exponent ? 8 + mantissa : mantissa), (exponent ? exponent : 1) - 10);
+    return code & 128 ? -size : size;
+}
 
 #ifdef __AVX512BF16__
 // Pairs of inputs in bfloat16, whose mantissas take 4 bits at a time.
@@ -253,12 +276,11 @@ void linear_of(const Call& call, const typename Kind::Input* x, const float* tot
 template <typename T>
 void linear_of_inputs(const Call& call) {
     static thread_local std::vector<float> memory;
-    constexpr bool widens =
+    const bool widens = std::is_same_v<T, BFloat16>
 #ifdef __AVX512BF16__
-        false;
-#else
-        std::is_same_v<T, BFloat16>;
+                        && call.weight.floats
 #endif
+        ;
     const auto* x = static_cast<const T*>(call.x);
     const int64_t size = call.weight.size, group = call.weight.group, count = call.rows * (size / group);
     memory.resize(std::max<size_t>(memory.size(), count + (widens ? call.rows * size : 0)));
@@ -266,14 +288,14 @@ void linear_of_inputs(const Call& call) {
 #pragma omp parallel for num_threads(call.threads) if (call.rows * size > few)
     for (int64_t i = 0; i < count; ++i) {
         totals[i] = total(x + i * group, group);
-        if constexpr (widens)
+        if (widens)
             for (int64_t j = i * group; j < (i + 1) * group; ++j) wide[j] = load(x[j]);
     }
-    if constexpr (widens) {
-        linear_of<Floats>(call, wide, totals);
-    } else if constexpr (std::is_same_v<T, float>) {
-        linear_of<Floats>(call, x, totals);
-    } else {
+    const float* inputs = wide;
+    if constexpr (std::is_same_v<T, float>) inputs = x;
+    if (call.weight.floats) return linear<Numbers, 8>(call, inputs, totals);
+    if (widens || std::is_same_v<T, float>) return linear_of<Floats>(call, inputs, totals);
+    if constexpr (std::is_same_v<T, BFloat16>) {
 #ifdef __AVX512BF16__
         linear_of<Pairs>(call, x, totals);
 #endif
@@ -296,7 +318,8 @@ extern "C" void quantized_rows(const RowsCall* call) {
             const uint32_t word = weight.codes[(index * (weight.size / in_word) + i / in_word) * panel + lane];
             const int64_t code = word >> (step % 2 * 16 + step / 2 * bits) & ((1 << bits) - 1);
             const float offset = weight.offsets ? number(weight.offsets, group) : 0.0f;
-            const float value = std::fma(number(weight.scales, group), static_cast<float>(code - weight.zero), offset);
+            const float plain = weight.floats ? widen_number(code) : static_cast<float>(code - weight.zero);
+            const float value = std::fma(number(weight.scales, group), plain, offset);
             store_result(value, call->output, call->output_kind, row * weight.size + i);
         }
     }

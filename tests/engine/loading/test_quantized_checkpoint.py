@@ -15,6 +15,7 @@ from transformers import LlamaConfig, MixtralConfig
 from decoding.errors import ConfigError
 from engine.layers.quantized_linear import QuantizedLinear
 from engine.loading.checkpoint import ModelSpec, load_config, load_model
+from engine.loading.quantized_checkpoint import open_checkpoint
 from engine.loading.quantized_formats import quantized_reader
 from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
@@ -115,6 +116,10 @@ def test_words_are_read_as_published(tmp_path: Path) -> None:
             {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
             "laid out as marlin, .* save them as gptq",
         ),
+        (
+            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+            "compressed as nvfp4-pack-quantized, which is not read; .*pack-quantized",
+        ),
         ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "laid out as gemv_fast, .* save them as gemm"),
     ],
 )
@@ -153,7 +158,20 @@ def test_weights_become_plain_where_they_will_change(options: dict[str, Any], tm
         expected = adapted.merge_and_unload()
     model = load_model(spec(tmp_path, **options))
     assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+    assert getattr(model.config, "quantization_config", None) is None
     torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_device_reads_its_part_of_a_plain_weight(tmp_path: Path) -> None:
+    """As transformers asks for it where it splits layers."""
+    expected = save_quantized(LLAMA, KINDS[1], tmp_path)
+    read = quantized_reader(load_config(spec(tmp_path)))
+    assert read is not None
+    stored = open_checkpoint(str(tmp_path), None, read, expected, torch.float32, keeps_integers=False)
+    name = "model.layers.1.mlp.down_proj.weight"
+    weight, plain = expected.state_dict()[name], stored.tensors[name]
+    assert plain.get_shape() == list(weight.shape)
+    torch.testing.assert_close(plain[16:32, 48:], weight[16:32, 48:], rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -169,3 +187,32 @@ def test_a_checkpoint_may_be_in_several_files_and_in_float16(tmp_path: Path) -> 
     logits = runner.logits([RowInput(0, 0, IDS[0].tolist())])
     assert runner.model.dtype == torch.float16
     torch.testing.assert_close(logits, expected(IDS).logits[0], rtol=0, atol=0.02)
+
+
+SCHEMES: tuple[dict[str, Any], ...] = (
+    {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True},
+    {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
+    {"num_bits": 8, "strategy": "channel", "symmetric": False},
+    {"num_bits": 8, "type": "float", "strategy": "channel"},
+    {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 32]},
+)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_what_compressed_tensors_writes_is_read(scheme: dict[str, Any], tmp_path: Path) -> None:
+    """Where it is installed."""
+    tool: Any = pytest.importorskip("compressed_tensors")
+    args = tool.quantization.QuantizationArgs(**scheme)
+    group = tool.quantization.QuantizationScheme(targets=["Linear"], weights=args)
+    name = "pack-quantized" if args.type == "int" else "float-quantized"
+    compressor = tool.compressors.BaseCompressor.get_value_from_registry(name)
+    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
+    shape = {"group": (96, 2), "channel": (96, 1), "block": (3, 2)}[scheme["strategy"]]
+    state = {"weight": weight, "weight_scale": (torch.rand(shape) * 0.2 + 0.1).bfloat16().float()}
+    if not args.symmetric:
+        state["weight_zero_point"] = torch.randint(-5, 5, shape, dtype=torch.int8)
+    written = compressor.compress(state, group)
+    groups = {"group_0": {"weights": scheme}}
+    settings = {"quant_method": "compressed-tensors", "format": name, "config_groups": groups}
+    result = _read(settings, {part: value.contiguous() for part, value in written.items()}, tmp_path)
+    torch.testing.assert_close(result, compressor.decompress(written, group)["weight"], rtol=0, atol=0)
