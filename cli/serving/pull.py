@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from rich.console import Console
@@ -50,7 +51,7 @@ def quantize_model(model: str, kind: Literal["int4", "int8"], output: Path) -> N
     """Write a model with weights of 4 or 8 bits, and its tokenizer, to a new folder."""
     from transformers.utils.logging import disable_progress_bar
 
-    from engine.loading.checkpoint import ModelSpec, load_model
+    from engine.loading.checkpoint import ModelSpec, load_model, save_rounded
     from engine.loading.settings import load_tokenizer
 
     disable_progress_bar()
@@ -64,8 +65,12 @@ def quantize_model(model: str, kind: Literal["int4", "int8"], output: Path) -> N
         tokenizer = load_tokenizer(locate(path))
         report("weights")
         loaded = load_model(ModelSpec(name="MODEL", path=locate(path), device="cpu", quantization=kind))
-        loaded.save_pretrained(output)
-        tokenizer.save_pretrained(output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=output.parent) as unfinished:
+            folder = Path(unfinished) / "model"
+            save_rounded(loaded, locate(path), folder)
+            tokenizer.save_pretrained(folder)
+            folder.rename(output)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     _console.print(f"{model}: {size / GIB:.2f} GiB in {output}", markup=False, soft_wrap=True)
     _console.print(f"  consort serve {output}", markup=False, soft_wrap=True)

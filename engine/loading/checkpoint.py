@@ -1,11 +1,13 @@
 """Loads models and tokenizers from a local folder or the Hub, through transformers."""
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,14 +17,17 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.hub import cached_file
 
 from decoding.errors import ConfigError
 from engine.layers.quantized_linear import computes_integers
 from engine.loading import memory_budget
-from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
+from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary, save_draft_vocabulary
 from engine.loading.gguf.files import auto_dtype, is_gguf, read_stored_bytes, settings_folder, weights_folder
 from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import (
@@ -34,7 +39,7 @@ from engine.loading.quantization import (
 )
 from engine.loading.quantized_checkpoint import open_checkpoint
 from engine.loading.quantized_formats import Reader, quantized_reader
-from engine.loading.quantizer import IntegerConfig, round_layers
+from engine.loading.quantizer import METHOD, IntegerConfig, round_layers
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
 from engine.loading.text_model import RENAMED, causal_class, text_config
@@ -141,6 +146,21 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     return model
 
 
+def save_rounded(model: PreTrainedModel, path: str, folder: Path) -> None:
+    """Write a model that was rounded while it was loaded from a path: its weights by the names of its modules."""
+    generation = cached_file(settings_folder(path), GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+    if generation is not None:  # it is copied, because transformers refuses to write what it reads
+        model.generation_config = GenerationConfig()
+    vocabulary = getattr(model, "draft_vocabulary", None)
+    if vocabulary is not None:
+        model.config.get_text_config(decoder=True).vocab_size = len(vocabulary.tokens) + 1
+    model.save_pretrained(folder, save_original_format=False)
+    if generation is not None:
+        shutil.copy(generation, folder)
+    if vocabulary is not None:
+        save_draft_vocabulary(vocabulary.tokens.tolist(), folder)
+
+
 def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
     """Return a model's configuration and the model on the meta device, without reading weights.
 
@@ -172,10 +192,22 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
             f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
         )
     with errors_of(spec):
+        _check_changes(spec, config)
         check_config(config, max_length=context_length(config, spec.max_length))
         if not _runs_own_code(spec, config):
             quantized_reader(config)  # or it can't be read
     return config
+
+
+def _check_changes(spec: ModelSpec, config: PretrainedConfig) -> None:
+    """Raise ConfigError if weights that our own command rounded are to be changed or split."""
+    changes = spec.adapter is not None or spec.unpacked or spec.tensor_parallel > 1
+    settings = getattr(config, "quantization_config", None)
+    if changes and isinstance(settings, dict) and settings.get("quant_method") == METHOD:
+        raise ConfigError(
+            "its weights were rounded by `consort quantize`, so they can't be trained, split over devices or merged "
+            "with an adapter; take the model that they were made of"
+        )
 
 
 def read_stored_config(spec: ModelSpec, folder: str | None = None) -> PretrainedConfig:

@@ -1,0 +1,46 @@
+"""Folders of rounded weights: what is written is what was computed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.errors import ConfigError
+from deployments.configuration.paths import ROOT
+from engine.loading.checkpoint import ModelSpec, load_config, load_model, save_rounded
+from tests.families.configurations import make_config, make_model, save_model
+
+
+def spec(path: Path, **options: Any) -> ModelSpec:
+    return ModelSpec(**{"name": "m", "path": str(path), "device": "cpu", "dtype": "float32", **options})
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt_neox", "mixtral"])
+def test_a_folder_has_the_names_by_which_its_weights_are_found(family: str, tmp_path: Path) -> None:
+    """Files may have others than modules, as those of multimodal checkpoints and of older families do."""
+    source, folder = tmp_path / "source", tmp_path / "int8"
+    save_model(family, make_model(make_config(family)), source)
+    rounded = load_model(spec(source, quantization="int8"))
+    save_rounded(rounded, str(source), folder)
+    states = load_model(spec(folder)).state_dict()
+    assert states.keys() == rounded.state_dict().keys()
+    assert all(torch.equal(states[name], tensor) for name, tensor in rounded.state_dict().items())
+
+
+def test_a_folder_keeps_what_belongs_to_the_model(tmp_path: Path) -> None:
+    source = ROOT / "models/smollm2-drafter"  # knows a part of the vocabulary
+    rounded = load_model(spec(source, quantization="int8"))
+    save_rounded(rounded, str(source), tmp_path)
+    for name in ("generation_config.json", "draft_vocabulary.safetensors"):
+        assert (tmp_path / name).read_bytes() == (source / name).read_bytes()
+    ids = torch.tensor([[5, 40_000, 9]])
+    assert torch.equal(load_model(spec(tmp_path))(input_ids=ids).logits, rounded(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("change", [{"adapter": "it"}, {"unpacked": True}, {"tensor_parallel": 2}])
+def test_a_folder_of_quantised_weights_stays_as_it_is(change: dict[str, Any], tmp_path: Path) -> None:
+    make_model(make_config("llama")).save_pretrained(tmp_path / "plain")
+    save_rounded(load_model(spec(tmp_path / "plain", quantization="int8")), str(tmp_path / "plain"), tmp_path)
+    with pytest.raises(ConfigError, match="rounded by `consort quantize`, so they can't be trained, split"):
+        load_config(spec(tmp_path, **change))
