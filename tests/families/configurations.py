@@ -162,7 +162,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_next": _DELTA_RULE,
     "qwen4_exp_text": _DELTA_RULE,
     "xlstm": {"v_head_dim": None},
-    "youtu": _FULL,
+    "youtu": _FULL | {"pad_token_id": None},  # transformers clears the row of this token after it was loaded
     "zamba": {"mamba_d_state": 8, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid"] * 2} | _UNTIED,
     "zamba2": {
         "mamba_ngroups": 2,
