@@ -17,7 +17,7 @@ Position = TypeVar("Position", int, Tensor)
 
 
 class Reach(NamedTuple):
-    """How far back the tokens of a layer see: so many last positions, or the positions of their own chunk."""
+    """How far back the tokens of a layer see: the last `size` positions, or those of their own chunk."""
 
     size: int
     in_chunks: bool = False  # chunks begin at the multiples of `size` (Llama 4)

@@ -234,7 +234,7 @@ class MultipliedLinear(nn.Module):
 
     @property
     def weight(self) -> "MultipliedLinear":
-        """What takes the weight's place."""
+        """The layer itself, which takes the weight's place."""
         return self
 
     def __getitem__(self, index: object) -> "MultipliedLinear":
@@ -313,7 +313,7 @@ def pack_linears(
 
 
 def uncalled_layers(model: nn.Module) -> set[nn.Module]:
-    """Return the layers whose owners compute with their weights, as LongCat's routers do, and never call them."""
+    """Return the layers that are never called, because their owners compute with the weights (LongCat's routers)."""
     return {
         layer
         for module in model.modules()
@@ -335,7 +335,7 @@ class LinearHeads(nn.Module):
 
 
 def make_head_linears(weight: Tensor, *, deterministic: bool = True) -> nn.Module:
-    """Return a layer for each of H heads, of these weights, [H, out_features, in_features], fast on their device."""
+    """Return fast linear layers for H heads. weight: [H, out_features, in_features]."""
     if deterministic and has_fixed_order(weight):
         return FixedOrderLinear(weight, None)
     if has_kernel(weight):
@@ -422,7 +422,7 @@ def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
 
 @cache
 def _weights_read(forward: Callable[..., object]) -> set[str]:
-    """Return the names of layers that a module's forward never calls: it computes with their weights itself."""
+    """Return the names of layers that a module's forward never calls, because it computes with their weights."""
     steps = [step for step in get_instructions(unwrap(forward)) if step.opname in ("LOAD_ATTR", "LOAD_METHOD")]
     read = {layer.argval for layer, part in pairwise(steps) if part.argval == "weight"}
     return read - {step.argval for step in steps if _loads_method(step)}

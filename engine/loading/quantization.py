@@ -36,7 +36,7 @@ def quantization_config(kind: Quantization, skeleton: PreTrainedModel, device: t
     if kind in _BITS:
         if not any(isinstance(layer, nn.Linear) for _, layer, _ in rounded_layers(skeleton, _BITS[kind])):
             raise ConfigError(
-                f"{kind} needs linear layers of a multiple of {GROUP} inputs, and {type(skeleton).__name__} has none"
+                f"{kind} needs linear layers whose inputs are a multiple of {GROUP}; {type(skeleton).__name__} has none"
             )
         return IntegerConfig(_BITS[kind])
     if find_spec("bitsandbytes") is None:

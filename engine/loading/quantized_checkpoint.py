@@ -1,6 +1,6 @@
-"""Shows transformers a quantised checkpoint as one with the tensors of our own layers, which are made as it reads them.
+"""Lets transformers load other tools' quantised checkpoints into our own layers. It makes tensors when they are read.
 
-Linear layers stay quantised. All else that is, such as experts, becomes plain weights.
+Linear layers stay quantised. Other quantised weights, such as experts, become plain ones.
 """
 
 from collections import defaultdict
@@ -29,14 +29,14 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class QuantizedCheckpoint:
-    """What `from_pretrained` gets as `state_dict`, and the layers that stay quantised, on the meta device, by name."""
+    """The `state_dict` for `from_pretrained`, and the layers that stay quantised, by name, on the meta device."""
 
     tensors: Mapping[str, Any]
     layers: Mapping[str, QuantizedWeight]
 
 
 class _Lazy:
-    """A tensor that is made when it is read, as slices of safetensors are."""
+    """A tensor that is made when it is read, like slices of safetensors."""
 
     def __init__(self, shape: Sequence[int], make: Callable[[], Tensor]) -> None:
         self._shape, self._make = list(shape), make
@@ -49,7 +49,7 @@ class _Lazy:
 
 
 class _Weight:
-    """A quantised weight that is read with its first part, and forgotten with its last."""
+    """A quantised weight that is read when its first part is taken, and dropped with its last."""
 
     def __init__(self, stored: StoredWeight) -> None:
         self._stored = stored
@@ -75,13 +75,13 @@ def open_checkpoint(
     *,
     keeps_integers: bool = True,
 ) -> QuantizedCheckpoint:
-    """Return what a folder or a Hub's repository has.
+    """Open the quantised checkpoint of a folder or of a repository on the Hub.
 
     skeleton: its model on the meta device. dtype: of plain weights. keeps_integers: False: all become plain.
 
     Raises:
         OSError: it has no file of safetensors.
-        ConfigError: layers have a layout that is not read.
+        ConfigError: layers have a layout that can't be read.
     """
     modules: dict[str, dict[str, Any]] = defaultdict(dict)
     for file in _files(path, revision):
@@ -112,7 +112,7 @@ def open_checkpoint(
 def _check_plain(tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         if tensor.get_dtype().startswith("F8"):
-            raise ConfigError(f"{name} has numbers of 8 bits without a scale that is known")
+            raise ConfigError(f"{name} is FP8 without a known scale")
 
 
 def _plain(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
@@ -120,7 +120,7 @@ def _plain(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
 
 
 def _layer_finder(model: PreTrainedModel) -> Callable[[str], str | None]:
-    """Return what finds the model's linear layer by a module's name in the files; None: it is no such layer."""
+    """Return a function from a module's name in the files to that of the model's linear layer, or to None."""
     transforms = get_model_conversion_mapping(model, RENAMED)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]

@@ -1,4 +1,4 @@
-"""How quantised checkpoints store a matrix, and what it is in memory; each weight stays the number that it is there.
+"""Reads the quantised matrices of other tools' checkpoints as `QuantizedWeight`; each weight keeps its value.
 
 Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM`, compressed-tensors' compressors.
 """
@@ -23,7 +23,7 @@ _AWQ_COLUMNS = 0, 4, 1, 5, 2, 6, 3, 7  # where in a word the next column's code 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A quantised matrix in files. `read` returns it, and `like` is the same on the meta device."""
+    """A quantised matrix in files. `read` returns it; `like` is the same on the meta device, without data."""
 
     like: QuantizedWeight
     read: Callable[[], QuantizedWeight]
@@ -36,7 +36,7 @@ def quantized_reader(config: PretrainedConfig) -> Reader | None:
     """Return what reads the modules of a checkpoint; None: it is not quantised, or transformers reads it.
 
     Raises:
-        ConfigError: nobody does.
+        ConfigError: neither can read it.
     """
     stored = getattr(config, "quantization_config", None)
     if not stored:
@@ -46,14 +46,14 @@ def quantized_reader(config: PretrainedConfig) -> Reader | None:
     if settings.get("load_in_8bit") or settings.get("load_in_4bit") or method in _BY_TRANSFORMERS:
         return None
     if method not in _READERS:
-        raise ConfigError(f"its weights are quantised by {method}, which is not read; {_NEAREST}")
+        raise ConfigError(f"its weights are quantised by {method}, which can't be read; {_NEAREST}")
     return _READERS[method](settings)
 
 
 def _gptq(settings: Mapping[str, Any]) -> Reader:
     kind = settings.get("checkpoint_format") or "gptq"
     if kind not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
-        raise ConfigError(f"its GPTQ weights are laid out as {kind}, which is not read; save them as gptq")
+        raise ConfigError(f"its GPTQ weights are laid out as {kind}, which can't be read; save them as gptq")
     _check_bits("GPTQ", settings.get("bits", 4))
     shift = 1 if kind == "gptq" else 0  # what the first version subtracts from zeros
 
@@ -82,9 +82,9 @@ def _gptq(settings: Mapping[str, Any]) -> Reader:
 def _awq(settings: Mapping[str, Any]) -> Reader:
     version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if version != "gemm":
-        raise ConfigError(f"its AWQ weights are laid out as {version}, which is not read; save them as gemm")
+        raise ConfigError(f"its AWQ weights are laid out as {version}, which can't be read; save them as gemm")
     if settings.get("bits", settings.get("w_bit", 4)) != 4:
-        raise ConfigError("its AWQ weights don't have 4 bits, as gemm does")
+        raise ConfigError("its AWQ weights don't have 4 bits, and only those can be read")
 
     def read(parts: Parts) -> StoredWeight | None:
         if "qweight" not in parts:
@@ -109,10 +109,12 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Reader:
     schemes = list((settings.get("config_groups") or {}).values())
     layouts = {settings.get("format"), *(scheme.get("format") for scheme in schemes)} - {None}
     if unread := sorted(layouts - _COMPRESSED):
-        raise ConfigError(f"its weights are compressed as {unread[0]}, which is not read; {', '.join(_COMPRESSED)} are")
+        raise ConfigError(
+            f"its weights are compressed as {unread[0]}; only {', '.join(sorted(_COMPRESSED))} can be read"
+        )
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense" or settings.get("transform_config"):
-        raise ConfigError("its weights are sparse or rotated, which is not read; save them dense, without transforms")
+        raise ConfigError("its weights are sparse or rotated, which can't be read; save them dense, without transforms")
     weights = [scheme["weights"] for scheme in schemes if scheme.get("weights")]
     for each in weights:
         _check_bits("compressed", each["num_bits"])
@@ -158,7 +160,7 @@ def _fp8(settings: Mapping[str, Any]) -> Reader:
 
 
 def _read_octets(parts: Parts, scale: Any, block: Sequence[int] | None) -> StoredWeight | None:
-    """Read integers with signs, or numbers, of 8 bits. block: rows and inputs of blocks, if scales are of such."""
+    """Read signed integers or FP8 numbers. block: rows and inputs of a block, if each block has a scale."""
     kind = parts["weight"].get_dtype() if "weight" in parts else None
     if kind not in ("I8", "F8_E4M3"):
         return None
@@ -183,7 +185,7 @@ def _read_octets(parts: Parts, scale: Any, block: Sequence[int] | None) -> Store
 
 
 def _in_groups(scales: Tensor, rows: int, size: int, block: Sequence[int] | None) -> Tensor:
-    """Return [rows, groups], where groups have one size. scales: one, or [rows, groups], or those of blocks."""
+    """Return scales [rows, groups] for groups of one size. scales: one for all, [rows, groups], or one per block."""
     table = scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
     if table.numel() == 1:
         return table.expand(rows, 1)
@@ -203,7 +205,7 @@ def _columns(scale: Any) -> int:
 
 def _check_bits(name: str, bits: int) -> None:
     if bits not in _BITS:
-        raise ConfigError(f"its {name} weights have {bits} bits, which is not read; those with 4 and 8 are")
+        raise ConfigError(f"its {name} weights have {bits} bits; only 4 and 8 can be read")
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
@@ -218,7 +220,7 @@ def _octets(words: Tensor) -> Tensor:
 
 
 def _order(members: Tensor, groups: int) -> Tensor | None:
-    """Return the inputs in the order of their groups; None: they are so. members: [in], each input's group.
+    """Return the inputs in the order of their groups; None: they are in order. members: [in], each input's group.
 
     Raises:
         ValueError: groups differ in size.
@@ -271,4 +273,4 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
 }
 _COMPRESSED = {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"}
 _BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes", "mxfp4")
-_NEAREST = "GPTQ, AWQ, compressed-tensors, FP8 and GGUF are, and `quantization: int4` rounds plain weights"
+_NEAREST = "GPTQ, AWQ, compressed-tensors, FP8 and GGUF can, and `quantization: int4` rounds plain weights"

@@ -26,12 +26,12 @@ _DTYPES = {"U8": torch.uint8, "F16": torch.float16, "F32": torch.float32}  # in 
 
 @register_quantization_config(METHOD)
 class IntegerConfig(QuantizationConfigMixin):
-    """What `config.json` says of such weights."""
+    """The `quantization_config` of such checkpoints in `config.json`."""
 
     def __init__(
         self, bits: int | None = None, layers: Mapping[str, QuantizedWeight] | None = None, **_: object
     ) -> None:
-        """bits: 4 or 8, to round to. layers: those of a state dict, on the meta device. Else they are in files."""
+        """bits: 4 or 8, to round to. layers: of a state dict, on the meta device. Without both, layers are in files."""
         self.quant_method = cast(Any, METHOD)  # transformers names its own in an enumeration
         self.bits, self.layers = bits, layers
 
@@ -43,7 +43,7 @@ def can_be_quantized(layer: nn.Module) -> bool:
 
 
 def named_parts(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return what a checkpoint stores of a weight. name: the weight's."""
+    """Return the tensors of a weight by their names in checkpoints. name: of the weight."""
     return {_part(name, part): tensor for part, tensor in weight.parts().items()}
 
 

@@ -59,7 +59,7 @@ def check_modules(model: PreTrainedModel, *, max_length: int) -> None:
     window = getattr(model.config, "sliding_window", None)
     if window and window < max_length and _windows_only_masks(model):
         raise ConfigError(
-            f"{name} does not tell its attention of its window of {window} tokens; lower max_length from {max_length} "
+            f"{name} does not pass its window of {window} tokens to its attention; lower max_length from {max_length} "
             f"to {window}"
         )
 
@@ -103,10 +103,10 @@ def try_out(model: PreTrainedModel) -> KVPages:
 
 
 def _difference(actual: Tensor, expected: Tensor, *, is_exact: bool) -> float:
-    """Return by what share of their own variation logits differ. actual, expected: [T, V].
+    """Return the difference of logits, relative to their own variation. actual, expected: [T, V].
 
-    is_exact: over all. Otherwise that of most tokens in each call counts: where a rare token is followed by another,
-    rounding alone may turn logits over.
+    is_exact: over all tokens. Otherwise the median over the tokens of each call: where one rare token follows another,
+    rounding alone may change logits completely.
     """
     error, variation = actual - expected, expected - expected.mean(dim=-1, keepdim=True)
     if is_exact:
@@ -136,7 +136,7 @@ def _is_quantized(model: PreTrainedModel) -> bool:
 
 
 def _windows_only_masks(model: PreTrainedModel) -> bool:
-    """Return whether the model makes masks with a window, but hands none to its attention, which gets no masks here."""
+    """Return whether the model makes masks with a window but passes no window to its attention, which gets no masks."""
     codes = [inspect.unwrap(type(module).forward).__code__ for module in model.modules()]
     arguments = {name for code in codes for names in code.co_consts if isinstance(names, tuple) for name in names}
     masks = any("create_sliding_window_causal_mask" in code.co_names for code in codes)

@@ -63,7 +63,7 @@ current_rows = _current.get
 
 
 class TokensBefore:
-    """Stands for a cache in layers that ask one how many tokens are before a call's first (Llama 4).
+    """Takes the place of a cache in layers that ask it how many tokens precede those of a call (Llama 4).
 
     They add it to the index of each token in the call, so it is a number for each: [N] int64.
     """
@@ -149,7 +149,7 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
 
 
 def use_pages(model: PreTrainedModel) -> None:
-    """Let a model attend to pages. These hold latents where it has them, if its layers are not spread over devices.
+    """Let a model attend to pages. They hold its latents, if it has any and its layers are on one device.
 
     Raises:
         ValueError: its attention can't be replaced.
@@ -174,7 +174,7 @@ def _not_over_rows(expand: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) ->
 
 
 def model_reach(config: PretrainedConfig) -> Reach | None:
-    """Return how far back tokens see in the layers of a model that limit it; None: none does."""
+    """Return how far back tokens see in the layers that limit it; None: no layer does."""
     if _CHUNKED in (getattr(config, "layer_types", None) or ()):
         return Reach(config.attention_chunk_size, in_chunks=True)
     window: int | None = getattr(config, "sliding_window", None)
@@ -182,7 +182,7 @@ def model_reach(config: PretrainedConfig) -> Reach | None:
 
 
 def _chunks(module: nn.Module) -> Reach | None:
-    """Return the chunks of a layer that sees one at a time. Its class leaves that to masks."""
+    """Return the chunks of a layer whose tokens see their own chunk only; its class leaves that to masks."""
     config: Any = getattr(module, "config", None)
     if getattr(config, "attention_chunk_size", None) is None or config.layer_types[module.layer_idx] != _CHUNKED:
         return None

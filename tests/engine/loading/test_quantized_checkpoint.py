@@ -108,17 +108,17 @@ def test_words_are_read_as_published(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "hqq"}, "quantised by hqq, which is not read; GPTQ, AWQ, .* and GGUF are"),
+        ({"quant_method": "hqq"}, "quantised by hqq, which can't be read; GPTQ, AWQ, .* and GGUF can"),
         ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "quantised by torchao"),
         ({"quant_method": "exl2", "bits": 4}, "quantised by exl2"),
-        ({"quant_method": "gptq", "bits": 3}, "GPTQ weights have 3 bits, which is not read; those with 4 and 8 are"),
+        ({"quant_method": "gptq", "bits": 3}, "GPTQ weights have 3 bits; only 4 and 8 can be read"),
         (
             {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
             "laid out as marlin, .* save them as gptq",
         ),
         (
             {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
-            "compressed as nvfp4-pack-quantized, which is not read; .*pack-quantized",
+            "compressed as nvfp4-pack-quantized; only .*pack-quantized.* can be read",
         ),
         ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "laid out as gemv_fast, .* save them as gemm"),
     ],

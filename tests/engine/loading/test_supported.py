@@ -34,9 +34,7 @@ def test_a_window_that_only_masks_have_is_refused(family: str, fits: bool) -> No
     config.update({"sliding_window": 12, "layer_types": ["sliding_attention"] * 4})
     model = AutoModelForCausalLM.from_config(config)
     check_modules(model, max_length=12)
-    with (
-        nullcontext() if fits else pytest.raises(ConfigError, match="its window of 12 tokens; lower max_length from 20")
-    ):
+    with nullcontext() if fits else pytest.raises(ConfigError, match=r"its window of 12 tokens .* max_length from 20"):
         check_modules(model, max_length=20)
 
 
