@@ -64,7 +64,7 @@ class ModelSpec:
     max_adapter_rank: int = 16
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
-    unpacked: bool = False  # also weights that are stored quantised, to train them or to replace them later
+    unpacked: bool = False  # unpack weights that are stored quantised, to train or replace them
     deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
     kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
     kv_tokens: int | Literal["auto"] = "auto"  # that the KV cache holds; "auto": as many as fit
@@ -87,7 +87,7 @@ class ModelSpec:
 
     @property
     def keeps_integers(self) -> bool:
-        """Whether weights that are stored quantised stay so."""
+        """Whether weights that are stored quantised stay quantised."""
         changes = self.quantization is not None or self.adapter is not None or self.unpacked
         is_on_one = self.device != "balanced" and self.tensor_parallel == 1
         return is_on_one and not changes and computes_integers(self.devices[0])
@@ -147,7 +147,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
 
 
 def save_rounded(model: PreTrainedModel, path: str, folder: Path) -> None:
-    """Write a model that was rounded while it was loaded from a path: its weights by the names of its modules."""
+    """Save a model that was rounded while loading, by the names of its modules. path: where it was loaded from."""
     generation = cached_file(settings_folder(path), GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
     if generation is not None:  # it is copied, because transformers refuses to write what it reads
         model.generation_config = GenerationConfig()
@@ -195,18 +195,18 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
         _check_changes(spec, config)
         check_config(config, max_length=context_length(config, spec.max_length))
         if not _runs_own_code(spec, config):
-            quantized_reader(config)  # or it can't be read
+            quantized_reader(config)  # raises an error if its quantisation can't be read
     return config
 
 
 def _check_changes(spec: ModelSpec, config: PretrainedConfig) -> None:
-    """Raise ConfigError if weights that our own command rounded are to be changed or split."""
+    """Raise ConfigError if weights that `consort quantize` rounded would be changed or split."""
     changes = spec.adapter is not None or spec.unpacked or spec.tensor_parallel > 1
     settings = getattr(config, "quantization_config", None)
     if changes and isinstance(settings, dict) and settings.get("quant_method") == METHOD:
         raise ConfigError(
             "its weights were rounded by `consort quantize`, so they can't be trained, split over devices or merged "
-            "with an adapter; take the model that they were made of"
+            "with an adapter; use the original model"
         )
 
 
@@ -324,7 +324,7 @@ def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
 
 
 def _quantized_source(spec: ModelSpec, config: PretrainedConfig, reader: Reader) -> dict[str, Any]:
-    """Return what gives `from_pretrained` a quantised checkpoint's weights. Takes its settings off `config`."""
+    """Return arguments of `from_pretrained` for a quantised checkpoint. Removes its settings from `config`."""
     config.quantization_config = None
     skeleton = make_skeleton(spec, config)
     keeps, dtype = spec.keeps_integers, _dtype(spec, config)

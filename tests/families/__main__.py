@@ -1,4 +1,4 @@
-"""Try families, and write what was seen to the page: make test-families ARGS="llama gemma2".
+"""Try families, and write the results to the page: make test-families ARGS="llama gemma2".
 
 Without names: those that were not tried today.
 """

@@ -1,4 +1,4 @@
-"""What each family is tried for. A check returns why it does not hold, or nothing if it does."""
+"""The checks of families. A check returns why it does not hold, or an empty text if it does."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -83,7 +83,7 @@ class Family:
         return runner
 
     def texts(self, dtype: str) -> Texts:
-        """Return sampled texts that were written in company, without drafts."""
+        """Return sampled texts of requests that run together, without drafts."""
         if dtype not in self._texts:
             with serving({"target": self.runner(dtype)}) as engine:
                 self._texts[dtype] = texts(engine.generate(requests()))
@@ -126,8 +126,8 @@ def difference(actual: Texts, expected: Texts) -> str:
     return f"{len(wrong)} of {len(actual)} texts differ, from token {min(wrong)} on" if wrong else ""
 
 
-def in_each(check: Callable[[Family, str], str]) -> Callable[[Family], str]:
-    """Make a check of a type one of all types."""
+def for_each_dtype(check: Callable[[Family, str], str]) -> Callable[[Family], str]:
+    """Return a check of all types, given that of one."""
 
     def run(family: Family) -> str:
         reasons = {dtype: check(family, dtype) for dtype in DTYPES}
@@ -216,7 +216,7 @@ def mtp(family: Family, dtype: str) -> str:
 
 
 def moved(family: Family, dtype: str) -> str:
-    """A target is lost, and the other has too few pages for all requests, which preempts some."""
+    """A target is lost. The other has too few pages for all requests, so it preempts some."""
     targets = {"target": family.runner(dtype), "target#1": load_runner(family.spec(dtype=dtype, kv_tokens=192))}
     asked = [replace(request, timeline=Timeline()) for request in requests()]
     answers: list[list[Delta]] = [[] for _ in asked]
@@ -283,11 +283,11 @@ def _adaptable(model: PreTrainedModel) -> list[str]:
 
 CHECKS: dict[str, Callable[[Family], str]] = {
     "greedy": greedy,
-    "alone": in_each(alone),
-    "drafts": in_each(drafts),
-    "heads": in_each(heads),
-    "MTP": in_each(mtp),
-    "moved": in_each(moved),
+    "alone": for_each_dtype(alone),
+    "drafts": for_each_dtype(drafts),
+    "heads": for_each_dtype(heads),
+    "MTP": for_each_dtype(mtp),
+    "moved": for_each_dtype(moved),
     "beams": beams,
     "int8": partial(quantised, kind="int8"),
     "nf4": partial(quantised, kind="nf4"),

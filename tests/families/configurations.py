@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 VOCAB = 64
-# Each configuration takes of these what it knows. NF4 on CPUs needs multiples of 64.
+# Each configuration takes the settings that it knows. NF4 on CPUs needs multiples of 64.
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -60,7 +60,7 @@ SHAPE: dict[str, Any] = {
     "mamba_expand": 2,
     "mamba_chunk_size": 8,
 }
-_UNTIED = {"tie_word_embeddings": False}  # else they repeat a token for ever
+_UNTIED = {"tie_word_embeddings": False}  # tied, they would repeat a token for ever
 _FULL = {"num_key_value_heads": 4}
 _DELTA_RULE = {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
@@ -87,16 +87,16 @@ _PIXTRAL = _VISION | {"model_type": "pixtral", "head_dim": 8}
 
 
 def _axes(*sections: int, **more: object) -> dict[str, Any]:
-    """Return rotary positions on three axes, of half a head together."""
+    """Return rotary positions on three axes, whose sections add up to half a head."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections), **more}}
 
 
-def _of(text: dict[str, Any], vision: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+def _multimodal(text: dict[str, Any], vision: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """Return the parts of a multimodal configuration."""
     return {"text_config": text, **({} if vision is None else {"vision_config": vision}), **more}
 
 
-# What differs from SHAPE, by family; None takes a setting out.
+# What differs from SHAPE, by family; None removes a setting.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "axk1": _FULL,
     "axk2": _FULL,
@@ -113,7 +113,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v2": _FULL,
     "deepseek_v3": _FULL,
     "deepseek_v32": _FULL,
-    "dots3_note": _of(_FULL, {"adapter_out_dim": 64}, audio_config={"adapter_out_dim": 64}),
+    "dots3_note": _multimodal(_FULL, {"adapter_out_dim": 64}, audio_config={"adapter_out_dim": 64}),
     "dots3_note_text": _FULL,
     "falcon": {"head_dim": None},
     "falcon_h1": {"mamba_d_ssm": 128},
@@ -145,7 +145,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "chunk_size": 8,
         "expand": 2,
     },
-    "got_ocr2": _of({"model_type": "qwen2"}, _VISION | {"output_channels": 32, "global_attn_indexes": [1]}),
+    "got_ocr2": _multimodal({"model_type": "qwen2"}, _VISION | {"output_channels": 32, "global_attn_indexes": [1]}),
     "olmo_hybrid": _DELTA_RULE,
     "gemma2": _UNTIED,
     "gemma3_text": _UNTIED,
@@ -154,8 +154,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "doge": {"sliding_window": None},
     "prophetnet": {"num_hidden_layers": None},
     "xlnet": {"max_position_embeddings": None, "d_head": 16},
-    "fuyu": _of({"model_type": "persimmon"}),
-    "moss_transcribe_diarize": _of({"model_type": "qwen3"}, audio_config={"hidden_size": 32, "num_hidden_layers": 1}),
+    "fuyu": _multimodal({"model_type": "persimmon"}),
+    "moss_transcribe_diarize": _multimodal(
+        {"model_type": "qwen3"}, audio_config={"hidden_size": 32, "num_hidden_layers": 1}
+    ),
     "phi4_multimodal": {"vision_config": _VISION, "audio_config": {"hidden_size": 32, "num_blocks": 1}},
     "qwen3_5_text": _DELTA_RULE,
     "qwen3_5_moe_text": _DELTA_RULE,
@@ -175,24 +177,24 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     # multimodal checkpoints
-    "gemma3": _of(_WINDOWS, _VISION, **_UNTIED),
-    "gemma3n": _of(_GEMMA_3N),
-    "gemma4": _of(_GEMMA_4, _VISION),
-    "gemma4_assistant": _of(_ASSISTANT | {"model_type": "gemma4_text"}),
-    "gemma4_unified": _of(_WINDOWS | {"global_head_dim": 32}, _VISION),
-    "gemma4_unified_assistant": _of(_ASSISTANT | {"model_type": "gemma4_unified_text"}),
-    "glm4v_moe": _of(_axes(2, 2, 4, partial_rotary_factor=1.0), _QWEN_VISION),
-    "llama4": _of(_LLAMA_4, _LLAMA_4_VISION),
-    "llava": _of({"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
-    "mistral3": _of({"model_type": "mistral"}, _PIXTRAL),
-    "mistral3 (ministral3)": _of({"model_type": "ministral3", "rope_parameters": _YARN}, _PIXTRAL),
-    "qwen2_5_vl": _of(_axes(2, 2, 4), _QWEN_VISION),
-    "qwen3_5": _of(_DELTA_RULE, _QWEN_VISION),
-    "qwen3_5_moe": _of(_DELTA_RULE, _QWEN_VISION),
-    "qwen3_vl": _of(_axes(4, 2, 2, mrope_interleaved=True), _DEEP_VISION),
-    "qwen3_vl_moe": _of(_axes(4, 2, 2, mrope_interleaved=True), _DEEP_VISION),
-    "qwen4_exp": _of(_DELTA_RULE, _QWEN_VISION),
-    "smolvlm": _of({"model_type": "llama"}, _VISION),
+    "gemma3": _multimodal(_WINDOWS, _VISION, **_UNTIED),
+    "gemma3n": _multimodal(_GEMMA_3N),
+    "gemma4": _multimodal(_GEMMA_4, _VISION),
+    "gemma4_assistant": _multimodal(_ASSISTANT | {"model_type": "gemma4_text"}),
+    "gemma4_unified": _multimodal(_WINDOWS | {"global_head_dim": 32}, _VISION),
+    "gemma4_unified_assistant": _multimodal(_ASSISTANT | {"model_type": "gemma4_unified_text"}),
+    "glm4v_moe": _multimodal(_axes(2, 2, 4, partial_rotary_factor=1.0), _QWEN_VISION),
+    "llama4": _multimodal(_LLAMA_4, _LLAMA_4_VISION),
+    "llava": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
+    "mistral3": _multimodal({"model_type": "mistral"}, _PIXTRAL),
+    "mistral3 (ministral3)": _multimodal({"model_type": "ministral3", "rope_parameters": _YARN}, _PIXTRAL),
+    "qwen2_5_vl": _multimodal(_axes(2, 2, 4), _QWEN_VISION),
+    "qwen3_5": _multimodal(_DELTA_RULE, _QWEN_VISION),
+    "qwen3_5_moe": _multimodal(_DELTA_RULE, _QWEN_VISION),
+    "qwen3_vl": _multimodal(_axes(4, 2, 2, mrope_interleaved=True), _DEEP_VISION),
+    "qwen3_vl_moe": _multimodal(_axes(4, 2, 2, mrope_interleaved=True), _DEEP_VISION),
+    "qwen4_exp": _multimodal(_DELTA_RULE, _QWEN_VISION),
+    "smolvlm": _multimodal({"model_type": "llama"}, _VISION),
 }
 FAMILIES = sorted(
     name for name in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *OVERRIDES} if name.split()[0] in CONFIG_MAPPING
@@ -221,7 +223,7 @@ def _settings(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """Return a model in float32, whose decays are such that a text's beginning counts for long."""
+    """Return a model in float32, with slow decays so that the beginning of a text matters for long."""
     torch.manual_seed(seed)
     if isinstance(config, Gemma3nConfig):  # its vision tower needs a package
         config = config.get_text_config()

@@ -17,7 +17,7 @@ BEGIN, END = "<!-- families: make test-families writes this -->\n", "<!-- famili
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was seen of one family."""
+    """The results of one family."""
 
     tried: str  # ISO date
     refused: str | None = None  # why; None: it is served
@@ -25,7 +25,7 @@ class Result:
 
 
 def try_family(name: str, folder: Path, checks: Iterable[str] | None = None) -> Result:
-    """Return what is seen of a family. folder: an empty one, for its checkpoint. checks: None: all."""
+    """Try a family, and return its results. folder: an empty one, for its checkpoint. checks: None: all of them."""
     today = date.today().isoformat()
     try:
         family = Family(name, folder)

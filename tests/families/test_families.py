@@ -1,4 +1,4 @@
-"""A sample of the families, and the page that shows what was seen of all: `make test-families` tries all."""
+"""A sample of the families, and the page with the results of all: `make test-families` tries all."""
 
 from pathlib import Path
 
