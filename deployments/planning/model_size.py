@@ -15,10 +15,10 @@ from engine.loading.gguf.files import converted_folder, is_gguf, local_file, sto
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
-_ENDS = re.compile(r"embed_tokens|lm_head|wte|token_embd|^output\.")  # those that `int4` and `int8` take in 8 bits
+_ENDS = re.compile(r"embed_tokens|lm_head|wte|token_embd|^output\.")  # `int4` keeps these in 8 bits, too
 _OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|audio|embed_vision|embed_audio|multi_modal)")  # of multimodal models
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
-_ATTENTIONS = {"longcat_flash": 2, "diffllama": 2}  # in a layer, where they are several
+_ATTENTIONS = {"longcat_flash": 2, "diffllama": 2}  # of one layer, by model type, where it has several
 _GGUF_FIELDS = {  # what config.json calls them, and .gguf files
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
@@ -109,9 +109,9 @@ def _size(
 
 
 def _estimated_numbers(total: float, config: Mapping[str, Any]) -> tuple[float, float]:
-    """Estimate how many of all weights are those of embeddings and the output layer, after those of other layers.
+    """Estimate how many weights linear layers have, and how many embeddings and the output layer.
 
-    Of a model with experts it is not known: none.
+    Both are 0 for models with experts, where the numbers are not known.
     """
     if any("experts" in key and value for key, value in config.items()):
         return 0, 0

@@ -53,7 +53,7 @@ class Rows:
         self._calls: Counter[nn.Module] = Counter()
 
     def count_call(self, module: nn.Module) -> tuple[nn.Module, int]:
-        """Return a module and how often it attended before: some do so twice, to different values (DiffLlama)."""
+        """Return a key for this call: the module, and how often it attended before. DiffLlama's attend twice."""
         self._calls[module] += 1
         return module, self._calls[module] - 1
 
@@ -160,10 +160,10 @@ def use_pages(model: PreTrainedModel) -> None:
     replace_latent_projections(model)
     for module in latent_layers(model):
         if EXPANSION not in vars(module):
-            vars(module)[EXPANSION] = _not_over_rows(module.expand_kv)
+            vars(module)[EXPANSION] = _passing_latents(module.expand_kv)
 
 
-def _not_over_rows(expand: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _passing_latents(expand: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     def keys_and_values(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
         """latents: [1, 1, N, R]; rotated: the rotated part of keys, [1, 1, N, ·]. Returns what pages hold of both."""
         if current_rows() is None:

@@ -21,7 +21,7 @@ from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs, token_adapters
 from engine.model.state_layers import token_multiple
 
-_TRACED_TOKENS = 5  # at least: the same number and twice as many are traced
+_TRACED_TOKENS = 5  # at least; this number and twice as many are traced
 COMPARED_START = 5  # the first column of the calls in which a trace is compared
 
 # Of sizes and inputs, as `ModelForward` calls it.

@@ -25,7 +25,7 @@ class KVPages(PageTables):
         """capacity: the most columns of a slot. pages: for all slots together; None: as many as they can ever need."""
         super().__init__(slots=slots, capacity=capacity, pages=pages, page_size=page_size)
         self.dtype: torch.dtype | None = None  # the pages'; None: that of the states. Set it before the first call
-        # by attention: keys [pages + 1, kv_heads, head_dim, page_size], and but for latents values
+        # by call of attention: keys [pages + 1, kv_heads, head_dim, page_size] and, except for latents, values
         # [pages + 1, kv_heads, page_size, head_dim]
         self.layers: dict[Hashable, tuple[Tensor, ...]] = {}
         self.states: RowStates | None = None  # of layers that carry one; None: none does
@@ -72,7 +72,7 @@ class KVPages(PageTables):
         return slot, held
 
     def are_held(self, keys: Sequence[bytes], count: int, released: Container[int] = ()) -> bool:
-        """As in `PageTables`. A model that carries states writes the pages after the last snapshot of them anew."""
+        """As in `PageTables`. With states, pages after the last snapshot don't count: they are written anew."""
         held = super().are_held(keys, count, released)
         return held and (self.states is None or self.states.longest(keys, self._known(keys)) >= count)
 
@@ -113,9 +113,9 @@ class KVPages(PageTables):
         return stores[-1][0].device
 
     def add_layer(self, layer: Hashable, key: Tensor, value: Tensor | None) -> None:
-        """Allocate the pages of an attention.
+        """Allocate the pages of one call of attention. layer: its key, see `Rows.count_call`.
 
-        key, value: [1, kv_heads, N, head_dim], examples of its states. value: None: they are the beginnings of keys.
+        key, value: [1, kv_heads, N, head_dim], examples of its states. value: None: values are the beginnings of keys.
         """
         shape, dtype = (self.allocator.pages + 1, key.shape[1]), self.dtype or key.dtype
         keys = _zeros((*shape, key.shape[3], self.page_size), dtype, key.device)
