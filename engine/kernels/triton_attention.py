@@ -4,7 +4,7 @@ Scores are combined in parts of `PART` columns, from the first on, always by the
 result has the same bits in a chunk, alone or after drafts, whatever runs beside it, and however the work is divided.
 Only tokens that see scattered columns, in trees with branches, may differ in the last bit.
 
-Dao et al., "FlashDecoding++", arXiv 2311.01282, and Dao, "FlashAttention-2", arXiv 2307.08691, describe the method.
+Hong et al., "FlashDecoding++", arXiv 2311.01282, and Dao, "FlashAttention-2", arXiv 2307.08691, describe the method.
 """
 
 from typing import NamedTuple
