@@ -64,7 +64,7 @@ def _replace_quantized_output(model: PreTrainedModel, head: QuantizedLinear) -> 
         return
     packed = kind(head.quantized, head.bias, out_dtype=torch.float32)
     embedding: Any = model.get_input_embeddings()
-    tied = isinstance(embedding, QuantizedEmbedding) and embedding.weight is head.weight
+    tied = isinstance(embedding, QuantizedEmbedding) and embedding.codes is head.codes
     if tied and isinstance(packed, NativeQuantizedLinear):
         fresh = NativeQuantizedEmbedding(packed, embedding.dtype, embedding.factor)
         model.set_submodule(_path(model, embedding), fresh)

@@ -262,8 +262,7 @@ class LinearGroup:
         self.joined = wrap(linears, make_linear(weight, bias, deterministic=deterministic))
         first = linears[0]
         self.in_features = first.in_features
-        dtype = first.dtype if isinstance(first, QuantizedLinear) else first.weight.dtype
-        self.example = first.weight.new_empty(0, dtype=dtype)  # has the dtype and device of inputs
+        self.example = first.weight.new_empty(0)  # has the dtype and device of inputs
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._results: Sequence[Tensor] = ()
@@ -381,7 +380,7 @@ def _replacement(weight: Tensor | QuantizedWeight, bias: Tensor | None, determin
 def _join(module: nn.Module, names: Sequence[str], deterministic: bool, wrap: Wrap) -> None:
     """Join the layers of these names, if the module has all of them and they are alike."""
     layers = [child for name in names if isinstance(child := getattr(module, name, None), nn.Linear)]
-    kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in layers}
+    kinds = {(type(layer), layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in layers}
     if len(layers) < len(names) or len(kinds) > 1 or not all(map(_profits, layers)):
         return
     grouped = [layer.quantized for layer in layers if isinstance(layer, QuantizedLinear)]

@@ -4,7 +4,8 @@ A loaded model holds them in plain modules. On CPUs and GPUs layers with a kerne
 registers only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,35 +20,46 @@ _LEAST_BLOCK = 16  # inputs that a GPU multiplies at once; they are of one group
 
 
 class QuantizedModule(nn.Module):
-    """Holds the tensors of a `QuantizedWeight`: its codes as `weight`, `scales`, and `offsets` and `order` if any."""
+    """Holds the tensors of a `QuantizedWeight`, in state dicts by `PARTS`: there its codes are called `weight`."""
 
-    weight: Tensor
+    weight: (
+        Tensor  # of the type that inputs or results have, because models look at that; while it is loaded: the codes
+    )
+    codes: Tensor
     scales: Tensor
     offsets: Tensor | None
     order: Tensor | None
 
-    def _hold(self, weight: QuantizedWeight) -> None:
+    def _hold(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+        self.bits, self.floats, self.dtype = weight.bits, weight.floats, dtype
+        self._register(weight.parts())
+
+    def _register(self, parts: Mapping[str, Tensor | None]) -> None:
         """Register the parts as buffers: a model's dtype is that of its first parameter."""
-        self.bits, self.floats = weight.bits, weight.floats
-        parts = weight.parts()
         for name in PARTS:
-            self.register_buffer(name, parts.get(name))
+            self.register_buffer("codes" if name == "weight" else name, parts.get(name))
+        self.weight = self.codes.new_empty(0, dtype=self.dtype)
 
     def make_parameters(self) -> None:
         """Make parameters of the buffers, which transformers loads."""
+        del self.weight
         for name in PARTS:
-            tensor = self._buffers.pop(name)
+            tensor = self._buffers.pop("codes" if name == "weight" else name)
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
 
     def make_buffers(self) -> None:
         """Undo `make_parameters`."""
-        for name in PARTS:
-            self.register_buffer(name, self._parameters.pop(name))
+        self._register({name: self._parameters.pop(name) for name in PARTS})
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (codes := destination.pop(f"{prefix}codes", None)) is not None:
+            destination[f"{prefix}weight"] = codes
 
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
-        parts = self.weight, self.scales, self.offsets, self.order
+        parts = self.codes, self.scales, self.offsets, self.order
         return weight_of(parts, self.bits, floats=self.floats)
 
 
@@ -58,9 +70,8 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
         """bias: [out]. dtype: of the inputs."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
-        self._hold(weight)
+        self._hold(weight, dtype)
         self.register_parameter("bias", bias)
-        self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""
@@ -82,8 +93,8 @@ class QuantizedEmbedding(QuantizedModule):
     def __init__(self, weight: QuantizedWeight, dtype: torch.dtype, factor: float = 1.0) -> None:
         """dtype: of the result. factor: multiplies the result, as in Gemma."""
         super().__init__()
-        self._hold(weight)
-        self.dtype, self.factor = dtype, factor
+        self._hold(weight, dtype)
+        self.factor = factor
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [...]; returns [..., in]."""
@@ -117,6 +128,7 @@ class FixedOrderQuantizedLinear(nn.Module):
         self.order = weight.order
         self.bias = None if bias is None else bias.detach()
         self._bits, self._floats, self._out_dtype = weight.bits, weight.floats, out_dtype
+        self.weight = self.scales.new_empty(0, dtype=torch.float32)  # of a type that inputs may have, see below
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""

@@ -141,7 +141,7 @@ def test_a_model_with_an_adapter_is_rounded_as_one_without(tmp_path: Path) -> No
         model: Any = load_model(spec(folder, dtype="bfloat16", quantization="int4", **more))
         assert model.dtype == torch.bfloat16
         assert isinstance(model.lm_head, QuantizedLinear)
-        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert model.lm_head.codes is model.model.embed_tokens.codes
 
 
 def test_a_model_may_have_no_parameters_but_integers(tmp_path: Path) -> None:
