@@ -26,7 +26,7 @@ def pull_configuration(path: Path) -> None:
     fetch_all(config)
     for model in config.models.values():
         if is_gguf(model.path):
-            _convert(model.path, model.dtype)
+            _convert(model.path, model.dtype, unpacked=model.unpacks)
     _console.print(f"{path}: all that it names is on this machine", markup=False, soft_wrap=True)
     _console.print(f"  consort serve {path}", markup=False, soft_wrap=True)
 
@@ -76,7 +76,7 @@ def quantize_model(model: str, kind: Literal["int4", "int8"], output: Path) -> N
     _console.print(f"  consort serve {output}", markup=False, soft_wrap=True)
 
 
-def _convert(path: str, dtype: str) -> Path:
+def _convert(path: str, dtype: str, *, unpacked: bool = False) -> Path:
     """Convert a file and return the folder with both its settings and weights."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -90,7 +90,7 @@ def _convert(path: str, dtype: str) -> Path:
             report("settings and tokenizer")
             settings_folder(file)
             report("weights")
-            spec = ModelSpec(name="pulled", path=file, dtype=dtype)
+            spec = ModelSpec(name="pulled", path=file, dtype=dtype, unpacked=unpacked)
             return Path(weights_folder(file, dtype, unpacked=not spec.keeps_integers)).parent
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

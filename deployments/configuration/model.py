@@ -161,7 +161,14 @@ class ModelConfig(StrictModel):
         """Whether the model can be loaded on this machine as it is: no GGUF file, or one that was converted before."""
         from engine.loading.gguf.files import is_converted
 
-        return is_converted(locate(self.path), self.dtype)
+        return is_converted(locate(self.path), self.dtype, unpacked=self.unpacks)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether weights that are stored quantised are unpacked, because they will change or be split."""
+        changes = self.quantization, self.adapter, self.adaptation
+        is_split = self.tensor_parallel > 1 or self.device == "balanced"
+        return is_split or any(change is not None for change in changes)
 
     def spec(self, name: str) -> "ModelSpec":
         from engine.loading.checkpoint import ModelSpec  # imports torch, which only replicas have to

@@ -45,7 +45,7 @@ def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) 
     weights_bytes: of the stored weights, where they are known but not in the folder.
     """
     if is_gguf(path):
-        folder, file = converted_folder(path, model.dtype), local_file(path)
+        folder, file = converted_folder(path, model.dtype, unpacked=model.unpacks), local_file(path)
         if folder is None:
             return None if file is None else _size_of_gguf(file, model)
         path, weights_bytes = str(folder), None
@@ -74,7 +74,7 @@ def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize:
         raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
     shapes = [(name, tensor.shape) for name, tensor in header.tensors.items()]
     size = _size(config, model, shapes, _ITEM_BYTES["bfloat16"] * sum(math.prod(shape) for _, shape in shapes))
-    if model.quantization is not None or model.adapter is not None or model.adaptation is not None:
+    if model.unpacks:
         return size
     return replace(size, weights_bytes=stored_bytes(header, _ITEM_BYTES.get(model.dtype, 2)))
 

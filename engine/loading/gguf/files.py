@@ -113,21 +113,26 @@ def weights_folder(path: str, dtype: str, *, unpacked: bool) -> str:
     return _converted(_downloaded(path), dtype if unpacked else dtype + _STORED, save)
 
 
-def is_converted(path: str, dtype: str) -> bool:
-    """Whether a model needs no conversion, because its path is no GGUF file or that was done before."""
+def is_converted(path: str, dtype: str, *, unpacked: bool = False) -> bool:
+    """Whether a model needs no conversion, because its path is no GGUF file or that was done before.
+
+    unpacked: its weights are needed unpacked.
+    """
     file = local_file(path) if is_gguf(path) else None
     if file is None:
         return hub_file(path) is None
-    return (_cache_of(file) / _settings_of(file)).is_dir() and converted_folder(path, dtype) is not None
+    folder = converted_folder(path, dtype, unpacked=unpacked)
+    return (_cache_of(file) / _settings_of(file)).is_dir() and folder is not None
 
 
-def converted_folder(path: str, dtype: str) -> Path | None:
+def converted_folder(path: str, dtype: str, *, unpacked: bool = False) -> Path | None:
     """Return the folder of a GGUF file's weights if it was converted before; None if not, or if there is no file.
 
-    One with weights as they are stored comes before one with unpacked weights.
+    One with weights as they are stored comes before one with unpacked weights. unpacked: only the latter will do.
     """
     file = local_file(path) if is_gguf(path) else None
-    folders = [] if file is None else [_cache_of(file) / kind for kind in (dtype + _STORED, dtype)]
+    kinds = [dtype] if unpacked else [dtype + _STORED, dtype]
+    folders = [] if file is None else [_cache_of(file) / kind for kind in kinds]
     return next(filter(Path.is_dir, folders), None)
 
 

@@ -17,6 +17,7 @@ from deployments.planning.devices import Gpu, Machine
 from deployments.planning.model_server import ModelServer
 from deployments.planning.model_size import size_of
 from deployments.planning.plan import GIB, demands_of, give_cluster_gpus, plan_server, planned
+from engine.loading.gguf.files import _cache_of
 from engine.loading.quantization import Quantization, weight_bytes
 from tests.support.models import tiny_model
 
@@ -162,6 +163,9 @@ def test_a_gguf_file_is_planned_as_it_will_be_loaded(tmp_path: Path, monkeypatch
     assert full is not None
     assert small is not None
     assert full.weights_bytes - small.weights_bytes == (64 * 64 + 2 * 99 * 64) * (2 - 1.0625)
+    stored = _cache_of(file) / "auto-stored"  # converted for a model whose weights don't change
+    stored.mkdir(parents=True)
+    assert size_of(ModelConfig(path="x", quantization="int8"), str(file)) == small
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:

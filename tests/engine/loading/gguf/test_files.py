@@ -242,8 +242,11 @@ def test_conversions_of_an_older_format_are_not_used(
     tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write_gguf(tmp_path / "m.gguf", model))
-    folders = {settings_folder(path), weights_folder(path, "float32", unpacked=True)}
+    folders = {settings_folder(path), weights_folder(path, "float32", unpacked=False)}
     assert is_converted(path, "float32")
+    assert not is_converted(path, "float32", unpacked=True)
+    folders.add(weights_folder(path, "float32", unpacked=True))
+    assert is_converted(path, "float32", unpacked=True)
     monkeypatch.setattr(gguf_loading, "_FORMAT", gguf_loading._FORMAT + 1)
     assert not is_converted(path, "float32")
     assert folders.isdisjoint({settings_folder(path), weights_folder(path, "float32", unpacked=True)})
