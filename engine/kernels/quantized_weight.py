@@ -7,6 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from decoding.errors import ConfigError
+
 PARTS = "weight", "scales", "offsets", "order"  # names of its tensors in modules and files
 GROUP = 32  # inputs that share a scale where weights are rounded here
 _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales to try, relative to the one that fits the largest weight
@@ -107,6 +109,9 @@ def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> Quantiz
     """Quantise a matrix without offsets. Of a few scales, each group gets the one with the least squared error.
 
     weight: [out, in], `in` a multiple of `group`.
+
+    Raises:
+        ConfigError: some are not finite, or too large for a scale in float16.
     """
     groups = weight.detach().float().unflatten(1, (-1, group))  # [out, groups, group]
     largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
@@ -119,5 +124,7 @@ def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> Quantiz
         error = (these * scale - groups).square().sum(dim=-1, keepdim=True)
         better = error < best
         best, scales, codes = (torch.where(better, *pair) for pair in ((error, best), (scale, scales), (these, codes)))
+    if bool(best.isinf().any()):
+        raise ConfigError("weights that are no finite numbers, or above 500,000, can't be rounded")
     unsigned = (codes - lowest).to(torch.uint8).flatten(1)
     return QuantizedWeight(codes=pack_codes(unsigned, bits), scales=scales[..., 0].half(), offsets=None, bits=bits)

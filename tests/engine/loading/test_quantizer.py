@@ -58,3 +58,14 @@ def test_a_folder_of_quantised_weights_stays_as_it_is(change: dict[str, Any], tm
     save_rounded(load_model(spec(tmp_path / "plain", quantization="int8")), str(tmp_path / "plain"), tmp_path)
     with pytest.raises(ConfigError, match="rounded by `consort quantize`, so they can't be trained, split"):
         load_config(spec(tmp_path, **change))
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e6])
+def test_weights_that_cannot_be_rounded_are_refused(value: float, tmp_path: Path) -> None:
+    """They would have become zeros."""
+    model: Any = make_model(make_config("llama"))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[2, 3] = value
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="can't load"):
+        load_model(spec(tmp_path, quantization="int4"))
