@@ -1,5 +1,6 @@
 """MTP layers of a target's own checkpoint: their logits are those of the formula, by whatever names a family has."""
 
+import logging
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -58,6 +59,13 @@ def test_its_logits_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(heads._head.logits(heads._states[2]), expected[0], atol=1e-4, rtol=1e-4)
         assert drafted == expected.argmax(dim=-1).tolist()
         runner.cache.clear_all()
+
+
+def test_its_acceptance_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_mtp("mimo", tmp_path, right=True)
+    with caplog.at_level(logging.INFO, "engine.heads.loader"):
+        load(tmp_path)
+    assert "endpoints.e.heads: 100 % of the first draft tokens are the target's own" in caplog.text
 
 
 def test_a_multimodal_checkpoint_has_it_beside_the_text_model(tmp_path: Path) -> None:
