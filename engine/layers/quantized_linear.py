@@ -22,9 +22,7 @@ _LEAST_BLOCK = 16  # inputs that a GPU multiplies at once; they are of one group
 class QuantizedModule(nn.Module):
     """Holds the tensors of a `QuantizedWeight`, in state dicts by `PARTS`: there its codes are called `weight`."""
 
-    weight: (
-        Tensor  # of the type that inputs or results have, because models look at that; while it is loaded: the codes
-    )
+    weight: Tensor  # empty, in the dtype of inputs or results, which models look at; while loading: the codes
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
@@ -128,7 +126,7 @@ class FixedOrderQuantizedLinear(nn.Module):
         self.order = weight.order
         self.bias = None if bias is None else bias.detach()
         self._bits, self._floats, self._out_dtype = weight.bits, weight.floats, out_dtype
-        self.weight = self.scales.new_empty(0, dtype=torch.float32)  # of a type that inputs may have, see below
+        self.weight = self.scales.new_empty(0, dtype=torch.float32)  # models look at its dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""

@@ -97,14 +97,10 @@ class ModelSpec:
         """Whether weights that are stored quantised stay quantised."""
         changes = self.quantization is not None or self.adapter is not None or self.unpacked
         is_on_one = self.device != "balanced" and self.tensor_parallel == 1
-        if changes or not is_on_one or (self.on_cpu and is_faster_unpacked(self.path, self.dtype)):
+        if changes or not is_on_one:
             return False
-        return computes_integers(self.devices[0])
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the weights are on a CPU."""
-        return self.devices[0].type == "cpu"
+        device = self.devices[0]
+        return computes_integers(device) and not (device.type == "cpu" and is_faster_unpacked(self.path, self.dtype))
 
     @property
     def adapter_slots(self) -> int:
