@@ -38,7 +38,7 @@ def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layer
     Raises:
         ConfigError: it is less often than `min_acceptance`. The text names other layers if these do better.
     """
-    if spec.min_acceptance == 0 and spec.kind != "mtp":  # nobody may have chosen that one: its rate is told
+    if spec.min_acceptance == 0 and spec.kind != "mtp":  # one that was found by itself is measured, too
         return
     texts = _write(runner)
     rate = _rate(heads, runner, texts, layers)

@@ -61,7 +61,7 @@ def test_its_logits_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
         runner.cache.clear_all()
 
 
-def test_its_acceptance_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_its_acceptance_is_logged_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_mtp("mimo", tmp_path, right=True)
     with caplog.at_level(logging.INFO, "engine.heads.loader"):
         load(tmp_path)
