@@ -141,7 +141,10 @@ class _Trace(TorchDispatchMode):
             function = torch.ops.aten.clone.default
         if _looks_at_values(function, args):
             raise UntraceableError(f"it calls {function}")
-        return self._note(function, args, kwargs or {}, function(*args, **(kwargs or {})))
+        result = function(*args, **(kwargs or {}))
+        if result is args[0] and not function._schema.is_mutable:  # `to` with the dtype that a tensor has
+            return result
+        return self._note(function, args, kwargs or {}, result)
 
     def run(self, function: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object]) -> R:
         """Call a function that counts as one operator."""

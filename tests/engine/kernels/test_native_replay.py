@@ -15,6 +15,7 @@ from engine.kernels.operator_trace import Example, trace
 from engine.layers.faster_layers import use_faster_layers
 from engine.layers.linear import NativeLinear, PackedLinear
 from engine.layers.mlp import silu_gate
+from engine.layers.quantized_linear import round_linears
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
@@ -47,9 +48,12 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return replays
 
 
-def make_runner(family: str, dtype: torch.dtype, *, traces: bool) -> Runner:
+def make_runner(family: str, dtype: torch.dtype, *, traces: bool, bits: int | None = None) -> Runner:
+    """bits: that linear layers are rounded to."""
     model = tiny_model(family)
     model.to(dtype)  # type: ignore[arg-type]
+    if bits is not None:
+        round_linears(model, bits)
     use_faster_layers(model)
     runner = Runner(model, slots=6, max_length=80, max_query=24)
     runner.keep_hidden_states([1])
@@ -92,6 +96,15 @@ def test_replayed_steps_have_the_bits_of_others(family: str, dtype: torch.dtype,
     assert all(torch.equal(logits, expected) for logits, expected in kept)  # later replays did not write to them
     native = not any(isinstance(layer, PackedLinear | nn.Linear) for layer in plain.model.modules())
     assert bool(replayed) == (native and family in ("llama-gqa", "qwen3", "mistral-window"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_of_few_bits_are_replayed(bits: int, dtype: torch.dtype, replayed: list[object]) -> None:
+    plain, traced = (make_runner("llama-gqa", dtype, traces=traces, bits=bits) for traces in (False, True))
+    for rows in steps(2, 40):
+        assert torch.equal(traced.logits(rows), plain.logits(rows))
+    assert replayed
 
 
 def layers(x: Tensor) -> Tensor:

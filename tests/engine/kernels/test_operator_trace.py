@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from engine.kernels.operator_trace import Example, UntraceableError, as_one_operator, trace
 
@@ -105,6 +105,17 @@ def test_an_operator_without_a_used_result_still_writes() -> None:
     x = given.inputs[0].clone()
     assert torch.equal(run(*given.sizes, *given.inputs), x + 1)
     assert torch.equal(store[:70], x[:, 0])
+
+
+def test_a_conversion_that_changes_nothing_is_no_operator() -> None:
+    conversions = []
+
+    def change(graph: fx.Graph, constants: object) -> None:
+        conversions.extend(node for node in graph.nodes if "to.dtype" in str(node.target))
+
+    with torch.inference_mode():
+        trace(lambda x, keep: x.to(x.dtype)[keep] * 2, *(example(*sizes) for sizes in SIZES), change=change)
+    assert not conversions
 
 
 def test_a_tensor_made_from_numbers_is_made_at_each_call() -> None:
