@@ -165,13 +165,10 @@ class ModelConfig(StrictModel):
 
     @property
     def unpacks(self) -> bool:
-        """Whether weights that are stored quantised are unpacked: they will change or be split, or are faster so."""
-        from engine.loading.gguf.files import is_faster_unpacked
-
+        """Whether weights that are stored quantised are unpacked, because they will change or be split."""
         changes = self.quantization, self.adapter, self.adaptation
         is_split = self.tensor_parallel > 1 or self.device == "balanced"
-        is_faster = not self.num_gpus and is_faster_unpacked(locate(self.path), self.dtype)
-        return is_split or is_faster or any(change is not None for change in changes)
+        return is_split or any(change is not None for change in changes)
 
     def spec(self, name: str) -> "ModelSpec":
         from engine.loading.checkpoint import ModelSpec  # imports torch, which only replicas have to

@@ -28,14 +28,7 @@ from decoding.errors import ConfigError
 from engine.layers.quantized_linear import computes_integers
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary, save_draft_vocabulary
-from engine.loading.gguf.files import (
-    auto_dtype,
-    is_faster_unpacked,
-    is_gguf,
-    read_stored_bytes,
-    settings_folder,
-    weights_folder,
-)
+from engine.loading.gguf.files import auto_dtype, is_gguf, read_stored_bytes, settings_folder, weights_folder
 from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import (
     Quantization,
@@ -97,10 +90,7 @@ class ModelSpec:
         """Whether weights that are stored quantised stay quantised."""
         changes = self.quantization is not None or self.adapter is not None or self.unpacked
         is_on_one = self.device != "balanced" and self.tensor_parallel == 1
-        if changes or not is_on_one:
-            return False
-        device = self.devices[0]
-        return computes_integers(device) and not (device.type == "cpu" and is_faster_unpacked(self.path, self.dtype))
+        return is_on_one and not changes and computes_integers(self.devices[0])
 
     @property
     def adapter_slots(self) -> int:

@@ -9,14 +9,6 @@ PREFILL_CHUNK = 256  # the most prompt tokens of one step, which they share with
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16."""
-    try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-
-
 def free_host_bytes() -> int:
     """Return how much a process can still allocate. The container's limit counts, too."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from decoding.errors import ConfigError
-from engine.loading.host import multiplies_bfloat16
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -58,7 +57,6 @@ _STORED_BITS = {
     "IQ4_XS": 9.0,
     "MXFP4": 9.0,
 }
-_SMALL_BYTES = 2**30  # of a file; larger ones save memory rather than time
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
 
@@ -151,15 +149,6 @@ def stored_bytes(header: "Header", item: int) -> int:
         kind = tensor.kind.name if len(tensor.shape) == 2 else None  # others are unpacked
         bits += math.prod(tensor.shape) * _STORED_BITS.get(kind or "", 8.0 * item)
     return int(bits / 8)
-
-
-def is_faster_unpacked(path: str, dtype: str) -> bool:
-    """Whether a CPU computes a file's weights faster in bfloat16 than as they are stored: a small model's.
-
-    With instructions for bfloat16, steps of several tokens cost little more than those of one (docs/experiments.md).
-    """
-    file = local_file(path) if is_gguf(path) and dtype in ("auto", "bfloat16") else None
-    return file is not None and file.stat().st_size < _SMALL_BYTES and multiplies_bfloat16()
 
 
 def auto_dtype(path: str, config: "PretrainedConfig") -> str:

@@ -27,7 +27,6 @@ from transformers import (
 )
 
 from decoding.errors import ConfigError
-from deployments.configuration.model import ModelConfig
 from engine.layers import linear as native_linear
 from engine.loading.checkpoint import ModelSpec, check_model, load_model
 from engine.loading.gguf import files as gguf_loading
@@ -514,17 +513,3 @@ def test_settings_are_read_without_the_models_code(tmp_path: Path, model: LlamaF
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert process.stdout.split() == []
-
-
-@pytest.mark.parametrize(
-    ("dtype", "has_instructions", "unpacked"), [("auto", True, True), ("float32", True, False), ("auto", False, False)]
-)
-def test_a_small_file_is_unpacked_where_bfloat16_is_fast(
-    dtype: Any, has_instructions: bool, unpacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "m.gguf"
-    file.touch()
-    monkeypatch.setattr("engine.loading.gguf.files.multiplies_bfloat16", lambda: has_instructions)
-    model = spec(file, dtype)
-    assert model.keeps_integers != unpacked
-    assert ModelConfig(path=str(file), dtype=dtype).unpacks == unpacked
