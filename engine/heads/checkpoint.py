@@ -49,6 +49,21 @@ class HeadsCheckpoint(NamedTuple):
             raise self.error(f"{name} has the shape {list(tensor.shape)}, but this target needs {list(shape)}")
         return tensor
 
+    def sort_drafted(self, vocab_size: int) -> Tensor:
+        """Let the offsets `d2t`, [W], be those of rising tokens, and return the order of outputs that takes, [W].
+
+        Raises:
+            ConfigError: they name tokens twice, or outside the target's vocabulary.
+        """
+        outputs = torch.arange(len(self.tensors["d2t"]))
+        drafted, order = (outputs + self.tensors["d2t"].long()).sort()
+        if not 0 <= int(drafted[0]) <= int(drafted[-1]) < vocab_size:
+            raise self.error(f"d2t names tokens outside the target's vocabulary of {vocab_size}")
+        if not (drafted[1:] > drafted[:-1]).all():
+            raise self.error("d2t names a token twice")
+        self.tensors["d2t"] = drafted - outputs
+        return order
+
 
 def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
     """Read heads: safetensors, or else a pickle, of which nothing but plain tensors is taken.

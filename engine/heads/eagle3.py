@@ -141,12 +141,7 @@ def read_eagle3(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: in
     checkpoint.check_names(shapes, ignored={"t2d"})
     for name, shape in shapes.items():
         checkpoint.check_shape(name, *shape)
-    drafted, order = (torch.arange(outputs) + tensors["d2t"].long()).sort()
-    if not 0 <= int(drafted[0]) <= int(drafted[-1]) < vocab_size:
-        raise checkpoint.error(f"d2t names tokens outside the target's vocabulary of {vocab_size}")
-    if not (drafted[1:] > drafted[:-1]).all():
-        raise checkpoint.error("d2t names a token twice")
-    tensors["d2t"] = drafted - torch.arange(outputs)
+    order = checkpoint.sort_drafted(vocab_size)
     if not torch.equal(order, torch.arange(outputs)):
         tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     head.load_state_dict({name: tensors[name] for name in shapes}, assign=True)

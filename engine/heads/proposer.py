@@ -21,7 +21,7 @@ from decoding.sampling.transfer import copy_to, tensor_on
 if TYPE_CHECKING:
     from engine.model.hidden_states import HiddenStates  # which imports transformers' models
 
-HeadsKind = Literal["medusa", "eagle3", "mtp"]
+HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,169 @@
+"""DFlash heads in files: the layout of speculators, and the flat one of the paper's authors and SpecForge."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+
+from engine.heads.checkpoint import HeadsCheckpoint
+from engine.heads.dflash import DFlashConfig, DFlashHead
+
+_SLIDING = "sliding_attention"
+_BLOCK = 16  # of the authors' configurations without `block_size`
+_HEAD_DIM = 128  # of Qwen 3's configurations without `head_dim`
+_UNSUPPORTED = ("selector_rank", "conv_kernel_size", "attention_sink_bias", "add_swa_attention_sink_bias")
+# What a file says of the layers, of their configuration in transformers.
+_LAYER_KEYS = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act",
+    "attention_bias", "layer_types", "sliding_window",
+)  # fmt: skip
+
+
+def read_dflash(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: int) -> DFlashHead:
+    """Return the head. hidden_size, vocab_size: the target's.
+
+    Raises:
+        ConfigError: a tensor is missing, surplus or of another size, or the configuration asks for what can't run.
+    """
+    tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
+    checkpoint = checkpoint._replace(tensors=tensors)
+    config = dflash_config(checkpoint, hidden_size=hidden_size, vocab_size=vocab_size)
+    with torch.device("meta"):
+        head = DFlashHead(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    if "d2t" not in tensors and config.outputs == vocab_size:
+        tensors["d2t"] = torch.zeros(config.outputs, dtype=torch.int64)
+    checkpoint.check_names(shapes, ignored={"t2d"})
+    for name, shape in shapes.items():
+        checkpoint.check_shape(name, *shape)
+    order = checkpoint.sort_drafted(vocab_size)
+    if not torch.equal(order, torch.arange(len(order))):
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    head.load_state_dict({name: tensors[name] for name in shapes}, assign=True)
+    head.rotary_emb = type(head.rotary_emb)(config.layers)  # its buffers are not stored
+    return head
+
+
+def dflash_config(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: int) -> DFlashConfig:
+    """Return what config.json says. hidden_size, vocab_size: the target's. Raises ConfigError as `read_dflash`."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    if not config:
+        raise checkpoint.error("has no config.json")
+    stated = _stated(config)
+    for key in _UNSUPPORTED:
+        if stated.get(key):
+            raise checkpoint.error(f"config.json has {key}, which can't run; use a head without it")
+    layers = _layers(checkpoint, stated, vocab_size)
+    count = len(layer_ids(checkpoint))
+    target_size = int(stated.get("target_hidden_size") or hidden_size)
+    if target_size != hidden_size:
+        raise checkpoint.error(f"is for targets with {target_size} hidden features, but this one has {hidden_size}")
+    own_output, own_embedding = "lm_head.weight" in tensors, "embed_tokens.weight" in tensors
+    if layers.hidden_size != hidden_size and not (own_output and own_embedding):
+        raise checkpoint.error("lacks embed_tokens.weight or lm_head.weight, and its hidden size is not the target's")
+    mask = stated.get("mask_token_id")
+    if mask is None or not 0 <= int(mask) < vocab_size:
+        raise checkpoint.error(f"mask_token_id in config.json is {mask}; it has to be a token of the target")
+    block_size = int(stated.get("block_size") or _BLOCK)
+    anchor_drafts = bool(stated.get("sample_from_anchor", False))
+    if block_size < 2:
+        raise checkpoint.error(f"block_size in config.json is {block_size}; a block has two tokens or more")
+    softcap = stated.get("final_logit_softcapping")
+    return DFlashConfig(
+        layers=layers,
+        feature_size=count * hidden_size,
+        outputs=len(tensors["lm_head.weight"]) if own_output else vocab_size,
+        block_size=block_size,
+        mask_token_id=int(mask),
+        anchor_drafts=anchor_drafts,
+        causal=_causal(stated, layers),
+        own_embedding=own_embedding,
+        own_output=own_output,
+        embedding_scale=float(stated.get("input_embedding_scale") or 1.0),
+        logit_scale=float(stated.get("output_multiplier") or stated.get("logit_scale") or 1.0),
+        softcap=float(softcap) if softcap else None,
+    )
+
+
+def layer_ids(checkpoint: HeadsCheckpoint) -> tuple[int, ...]:
+    """Return after how many of the target's layers its hidden states are read.
+
+    In speculators' format the ids are such numbers. In flat ones they are indices of layers, whose output is read.
+
+    Raises:
+        ConfigError: config.json names none.
+    """
+    stated = _stated(checkpoint.config)
+    speculators = "transformer_layer_config" in checkpoint.config
+    ids: Sequence[int] | None = stated.get("aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
+    if not ids:
+        raise checkpoint.error("config.json does not say which hidden states are read (target_layer_ids)")
+    return tuple(int(number) + (0 if speculators else 1) for number in ids)
+
+
+def stored_dflash(head: DFlashHead, layers: Sequence[int], target: str) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Return a head's tensors and config.json in the format of speculators.
+
+    layers: after how many of the target's layers its states are read. target: its path or Hub id.
+    """
+    config = head.config
+    tensors, size = dict(head.state_dict()), config.layers.vocab_size
+    if config.outputs == size:
+        del tensors["d2t"]
+    else:
+        drafted = head.token_ids().cpu()
+        tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, drafted, value=True)
+    described = config.layers.to_dict()
+    return tensors, {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.length}],
+            "verifier": {"name_or_path": target},
+        },
+        "transformer_layer_config": {key: described[key] for key in _LAYER_KEYS if key in described},
+        "draft_vocab_size": config.outputs,
+        "target_hidden_size": config.feature_size // len(layers),
+        "aux_hidden_state_layer_ids": list(layers),
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": config.anchor_drafts,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of the head, of which flat configurations keep some in `dflash_config`."""
+    return {**config, **(config.get("dflash_config") or {})}
+
+
+def _layers(checkpoint: HeadsCheckpoint, stated: Mapping[str, Any], vocab_size: int) -> Qwen3Config:
+    parameters = dict(stated.get("transformer_layer_config") or stated)
+    size = int(parameters.get("vocab_size", vocab_size))
+    if size != vocab_size:
+        raise checkpoint.error(f"is for targets with {size} tokens, but this one has {vocab_size}")
+    if parameters.get("model_type", "qwen3") != "qwen3" and not parameters.get("head_dim"):
+        parameters["head_dim"] = parameters["hidden_size"] // parameters["num_attention_heads"]
+    window = stated.get("swa_window_size") or parameters.get("sliding_window")
+    if stated.get("use_swa") and _SLIDING not in (parameters.get("layer_types") or ()):
+        parameters["layer_types"] = [_SLIDING] * int(parameters["num_hidden_layers"])
+    parameters["use_sliding_window"] = _SLIDING in (parameters.get("layer_types") or ())
+    if parameters["use_sliding_window"] and not window:
+        raise checkpoint.error("config.json has layers of sliding attention but no sliding_window")
+    parameters |= {"sliding_window": window, "model_type": "qwen3"}
+    return Qwen3Config.from_dict(parameters | {"vocab_size": vocab_size})
+
+
+def _causal(stated: Mapping[str, Any], layers: Qwen3Config) -> list[bool]:
+    """Return for each layer whether a block is seen causally: where a key says so, or else in sliding layers."""
+    given = stated.get("is_causal")
+    given = stated.get("causal") if given is None else given
+    if given is None and stated.get("sliding_window_non_causal"):
+        given = False
+    kinds = layers.layer_types or ["full_attention"] * layers.num_hidden_layers
+    return [kind == _SLIDING if given is None else bool(given) for kind in kinds]
