@@ -72,6 +72,10 @@ def as_json(profile: Profile) -> dict[str, Any]:
         "acceptance": profile.acceptance,
         "spread": profile.spread,
         "noisy": profile.spread > NOISY,
+        "bytes_per_token": {
+            role: {"weights": size.step_bytes, "each_token_before": size.kv_bytes}
+            for role, size in profile.sizes.items()
+        },
         "answer_tokens": sum(map(len, profile.accepted)),
         "target_steps": [
             {"streams": streams, "tokens_per_stream": width, "seconds": seconds}
@@ -100,6 +104,9 @@ def show(console: Console, profile: Profile) -> None:
         f"tokens of the target's own answers, the {kind} {has} the same token {profile.acceptance:.0%} of the time.",
         soft_wrap=True,
     )
+    for role, size in profile.sizes.items():
+        if size.bytes_per_token is not None:
+            console.print(f"{role}: {size.bytes_per_token}", soft_wrap=True)
     console.print(_time_table(profile))
     console.print(_speed_up_table(profile))
     if profile.spread > NOISY:

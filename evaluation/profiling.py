@@ -4,11 +4,13 @@ Runs them in this process, a drafter after its target, without Ray.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
 from statistics import mean
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
@@ -20,7 +22,11 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.sampler import sample
 from deployments.apis.completions.request import CompletionRequest
+from deployments.configuration.model import ModelConfig
+from deployments.configuration.paths import locate
 from deployments.endpoints.loading import load_endpoints
+from deployments.planning.hub import is_hub_id
+from deployments.planning.model_size import ModelSize, size_of
 from engine.heads.proposer import DraftStart, HeadProposer, Reading
 from engine.loading.runners import load_runner, load_with_heads
 from engine.model.ragged_batch import RowInput
@@ -56,6 +62,7 @@ class Profile:
     accepted: Sequence[Tensor]  # one per answer, as `accepted_lengths` returns it
     spread: float = 0.0  # between rounds of a measurement, relative to its median
     longest_draft: int = max(DRAFT_LENGTHS)
+    sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # of the models whose checkpoints tell, by role
 
     @property
     def is_in_step(self) -> bool:
@@ -121,6 +128,7 @@ def measure_profile(workload: Workload, report: Report) -> Profile:
             accepted,
             times.spread,
             longest_draft=longest,
+            sizes=_sizes(target=config.models[settings.target]),
         )
     target = load_runner(spec)
     times, answers = _measure_target(target, requests, report)
@@ -140,7 +148,18 @@ def measure_profile(workload: Workload, report: Report) -> Profile:
         dict.fromkeys(STREAMS, 0.0),
         _long_enough([accepted_lengths(_agreement(drafter, *answered)) for answered in answers]),
         max(times.spread, draft_times.spread),
+        sizes=_sizes(target=config.models[settings.target], drafter=config.models[settings.drafter]),
     )
+
+
+def _sizes(**models: ModelConfig) -> dict[str, ModelSize]:
+    sizes = {}
+    for role, model in models.items():
+        cached = try_to_load_from_cache(model.path, "config.json") if is_hub_id(model.path) else None
+        path = str(Path(cached).parent) if isinstance(cached, str) else locate(model.path)
+        if (size := size_of(model, path)) is not None:
+            sizes[role] = size
+    return sizes
 
 
 def _measure_target(

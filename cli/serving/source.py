@@ -21,11 +21,11 @@ from deployments.configuration.paths import PACKAGE, locate, parameter_count, po
 from deployments.planning.devices import Machine
 from deployments.planning.hub import Snapshot
 from deployments.planning.model_server import BUNDLED
+from deployments.planning.model_size import shown_size
 from deployments.planning.own_heads import with_own_heads
 from deployments.planning.plan import GIB, Assignment, Plan, plan_server, planned
 
 STANDARD_INPUT = "-"
-_FEW = GIB // 10  # bytes, below which they are shown in MiB
 _ROUND = 1000  # tokens: the number is an estimate
 
 
@@ -197,15 +197,16 @@ def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
 
 
 def _model_line(model: Assignment, config: ServerConfig) -> str:
-    replicas = config.models[model.name].replicas
+    replicas, size = config.models[model.name].replicas, model.size
     sizes = [
-        *([] if model.weights_bytes is None else [f"{_size(model.weights_bytes)} of weights"]),
+        *([] if size is None else [f"{shown_size(size.weights_bytes)} of weights"]),
         *([] if model.kv_tokens is None else [f"about {_rounded(model.kv_tokens):,} tokens of KV"]),
     ]
     copies = f"{replicas} replicas " if replicas > 1 else ""
     role = "drafter" if model.drafts_for is not None else "target"
     text = f"{role} {model.name}: {copies}{_where(model)}"
-    return ", ".join([text, *sizes]) + (", each" if replicas > 1 and sizes else "")
+    reads = "" if size is None or size.bytes_per_token is None else f"; {size.bytes_per_token}"
+    return ", ".join([text, *sizes]) + (", each" if replicas > 1 and sizes else "") + reads
 
 
 def _where(model: Assignment) -> str:
@@ -217,10 +218,6 @@ def _where(model: Assignment) -> str:
         return f"on {model.num_gpus:g} GPU"
     threads = model.threads or max(int(model.num_cpus), 1)
     return f"on {threads} CPU thread{'s' if threads > 1 else ''}"
-
-
-def _size(size: int) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= _FEW else f"{size / 2**20:.1f} MiB"
 
 
 def _rounded(tokens: int) -> int:

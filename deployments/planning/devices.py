@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -127,9 +127,18 @@ class Demand:
         return self.tensor_parallel * self.devices
 
     @property
+    def share(self) -> ModelSize | None:
+        """Size of the part on each device."""
+        size, parts = self.size, self.parts
+        if size is None:
+            return None
+        step, kv = (None if number is None else number // parts for number in (size.step_bytes, size.kv_bytes))
+        return replace(size, weights_bytes=size.weights_bytes // parts, step_bytes=step, kv_bytes=kv)
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes on each device; 0 if unknown."""
-        return 0 if self.size is None else self.size.weights_bytes // self.parts
+        return 0 if self.share is None else self.share.weights_bytes
 
     @property
     def kv_bytes(self) -> int | None:

@@ -16,6 +16,9 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _QUANTIZED_BYTES = {"nf4": 0.53, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
 _ENDS = re.compile(r"embed_tokens|lm_head|wte|token_embd|^output\.")  # `int4` keeps these in 8 bits, too
+_OUTPUT = re.compile(r"lm_head|embed_out|^output\.")  # where there is one, the embedding is not the output layer
+_LOOKED_UP = re.compile(r"embed_tokens|embed_in\.|wte|wpe|token_embd")  # of which a step reads a row for each token
+_EXPERTS = re.compile(r"\.experts\.|_exps\.")
 _OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|audio|embed_vision|embed_audio|multi_modal)")  # of multimodal models
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTENTIONS = {"longcat_flash": 2, "diffllama": 2}  # of one layer, by model type, where it has several
@@ -26,7 +29,11 @@ _GGUF_FIELDS = {  # what config.json calls them, and .gguf files
     "hidden_size": "embedding_length",
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
 }
+_FEW = 2**30 // 10  # bytes, below which they are shown in MiB
+_Tensors = Mapping[str, tuple[Sequence[int], float]]  # shape and stored bytes, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,19 @@ class ModelSize:
     weights_bytes: int
     kv_bytes: int | None = None  # keys and values of one token, in all layers
     positions: int | None = None
+    step_bytes: int | None = None  # of the weights: what a step with one token reads
+
+    @property
+    def bytes_per_token(self) -> str | None:
+        """What a token reads, in words; None if unknown."""
+        if self.step_bytes is None or self.kv_bytes is None:
+            return None
+        return f"a token reads {shown_size(self.step_bytes)}, and {self.kv_bytes / 2**10:.1f} KiB for each before it"
+
+
+def shown_size(size: int) -> str:
+    """Return bytes in GiB, or a few in MiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= _FEW else f"{size / 2**20:.1f} MiB"
 
 
 def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) -> ModelSize | None:
@@ -56,9 +76,9 @@ def _size_of_folder(folder: Path, model: ModelConfig, weights_bytes: int | None)
     config = read_header(folder)
     files = list(folder.glob("model*.safetensors")) or folder.glob("*.safetensors")  # some have all weights twice
     stored_tensors = (each for file in files for each in tensors_in(file).items())
-    tensors = [each for each in stored_tensors if not _OTHER_PARTS.search(each[0])]
-    stored = sum(size for _, (_, size) in tensors) or weights_bytes
-    return _size(config, model, [(name, shape) for name, (shape, _) in tensors], stored) if stored else None
+    tensors: _Tensors = {name: tensor for name, tensor in stored_tensors if not _OTHER_PARTS.search(name)}
+    stored = sum(size for _, size in tensors.values()) or weights_bytes
+    return _size(config, model, tensors, stored) if stored else None
 
 
 def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize:
@@ -72,40 +92,71 @@ def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize:
             config |= {"num_hidden_layers": len([*filter(None, heads)]), "num_key_value_heads": max(heads)}
     except Exception as error:  # what the reader of a broken file raises is not documented
         raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
-    shapes = [(name, tensor.shape) for name, tensor in header.tensors.items()]
-    size = _size(config, model, shapes, _ITEM_BYTES["bfloat16"] * sum(math.prod(shape) for _, shape in shapes))
+    full = _ITEM_BYTES["bfloat16"]
+    tensors = {name: (tensor.shape, full * math.prod(tensor.shape)) for name, tensor in header.tensors.items()}
+    size = _size(config, model, tensors, sum(each for _, each in tensors.values()))
     if model.unpacks:
         return size
-    return replace(size, weights_bytes=stored_bytes(header, _ITEM_BYTES.get(model.dtype, 2)))
+    item = _ITEM_BYTES.get(model.dtype, full)
+    sizes = {name: stored_bytes([tensor], item) for name, tensor in header.tensors.items()}
+    return replace(size, weights_bytes=sum(sizes.values()), step_bytes=_step_bytes(sizes, config))
 
 
-def _size(
-    config: Mapping[str, Any], model: ModelConfig, shapes: Sequence[tuple[str, Sequence[int]]], stored: int
-) -> ModelSize:
+def _size(config: Mapping[str, Any], model: ModelConfig, tensors: _Tensors, stored: float) -> ModelSize:
     """Return the size of a model as it is loaded.
 
-    shapes: of all tensors, with their names; []: unknown.
+    tensors: {}: unknown.
     stored: bytes of all weights on disk.
     """
     quantized_before = "quantization_config" in config
-    count = sum(math.prod(shape) for _, shape in shapes)
+    count = sum(math.prod(shape) for shape, _ in tensors.values())
     stored_item = stored / count if count else _ITEM_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
-    total = count or stored / stored_item  # an estimate where only the bytes are known
     item = _ITEM_BYTES.get(model.dtype, stored_item)
-    needed = float(stored) if quantized_before else total * item
-    if model.quantization is not None and not quantized_before:
-        matrices = {name: math.prod(shape) for name, shape in shapes if len(shape) == 2}
-        linear: float = sum(size for name, size in matrices.items() if not _KEPT.search(name))
-        ends: float = sum(size for name, size in matrices.items() if _ENDS.search(name))
-        if not count:
+    quantization = None if quantized_before else model.quantization
+    if quantized_before:
+        sizes = {name: size for name, (_, size) in tensors.items()}
+    else:
+        sizes = {name: _loaded_bytes(name, shape, item, quantization) for name, (shape, _) in tensors.items()}
+    needed = sum(sizes.values())
+    if not tensors:
+        total = stored / stored_item
+        needed = stored if quantized_before else total * item
+        if quantization is not None:
             linear, ends = _estimated_numbers(total, config)
-        needed -= linear * (item - _QUANTIZED_BYTES[model.quantization])
-        if model.quantization != "nf4":
-            needed -= ends * (item - _QUANTIZED_BYTES["int8"])
+            needed -= linear * (item - _QUANTIZED_BYTES[quantization])
+            needed -= ends * (item - _QUANTIZED_BYTES["int8"]) * (quantization != "nf4")
     kv_item = _ITEM_BYTES.get(model.kv_dtype) or (2 if quantized_before else min(math.ceil(item), 4))
     numbers = _kv_numbers(config, keeps_latents=model.tensor_parallel == 1)
-    kv_bytes = None if numbers is None else numbers * kv_item
-    return ModelSize(weights_bytes=int(needed), kv_bytes=kv_bytes, positions=_positions(config))
+    return ModelSize(
+        weights_bytes=int(needed),
+        kv_bytes=None if numbers is None else numbers * kv_item,
+        positions=_positions(config),
+        step_bytes=_step_bytes(sizes, config) if tensors else None,
+    )
+
+
+def _loaded_bytes(name: str, shape: Sequence[int], item: float, quantization: str | None) -> float:
+    """Return the bytes of a tensor that was not quantised before. item: of a number that is not quantised now."""
+    if quantization is not None and len(shape) == 2:
+        if not _KEPT.search(name):
+            item = _QUANTIZED_BYTES[quantization]
+        elif quantization != "nf4" and _ENDS.search(name):
+            item = _QUANTIZED_BYTES["int8"]
+    return math.prod(shape) * item
+
+
+def _step_bytes(sizes: Mapping[str, float], config: Mapping[str, Any]) -> int:
+    """Return what a step with one token reads: not the rows of an embedding, and of experts those that it chooses."""
+    is_tied = not any(map(_OUTPUT.search, sizes))
+    experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts") or 1
+    chosen = _first(config, "num_experts_per_tok", "moe_k") or experts
+
+    def share(name: str) -> float:
+        if _LOOKED_UP.search(name) and not is_tied:
+            return 0.0
+        return chosen / experts if _EXPERTS.search(name) else 1.0
+
+    return int(sum(size * share(name) for name, size in sizes.items()))
 
 
 def _estimated_numbers(total: float, config: Mapping[str, Any]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from deployments.configuration.paths import locate, naming
 from deployments.configuration.roles import REPLICA_KEYS
 from deployments.planning.devices import CPU, Demand, DeviceShare, Machine, share_gpus
 from deployments.planning.hub import Snapshot
-from deployments.planning.model_size import size_of
+from deployments.planning.model_size import ModelSize, size_of
 from engine.loading.host import AUTO_SLOTS, CPU_SHARE, PREFILL_CHUNK, USABLE
 
 GIB = 2**30
@@ -31,7 +31,7 @@ class Assignment:
     drafts_for: str | None
     gpus: tuple[int, ...]  # of all its processes, in nvidia-smi's numbers; (): on the CPU
     max_length: int | None
-    weights_bytes: int | None  # on each device
+    size: ModelSize | None  # on each device; None: unknown
     colocated_with: str | None = None
     num_gpus: float | None = None  # of each process; None: of the model that it is colocated with
     num_cpus: float = 0
@@ -103,7 +103,7 @@ def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
             threads=demand.threads or threads.get(demand.name),
             memory_bytes=memory,
             max_length=length,
-            weights_bytes=None if demand.size is None else demand.weights_bytes,
+            size=demand.share,
             kv_tokens=_tokens(replica, demand.longest if length is None else length, room),
         )
         for drafter in colocated:
@@ -113,7 +113,7 @@ def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
                 colocated_with=demand.name,
                 gpus=device.gpus,
                 max_length=drafter.max_length,
-                weights_bytes=None if drafter.size is None else drafter.weights_bytes,
+                size=drafter.share,
             )
     models = {demand.name: _shorten_drafter(demand, models) for demand in demands}
     used = tuple(dict.fromkeys(gpu for demand in own for gpu in devices[demand.name].gpus))

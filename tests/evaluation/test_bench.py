@@ -13,6 +13,7 @@ from cli import shell
 from decoding.errors import ConfigError
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.paths import ROOT
+from deployments.planning.model_size import ModelSize
 from evaluation import speculation
 from evaluation.advice import advise, as_json, show
 from evaluation.profiling import DRAFT_LENGTHS, STREAMS, Profile
@@ -73,6 +74,16 @@ def test_a_noisy_machine_is_said_to_be_so() -> None:
     assert "The machine is noisy: repeated steps differ by 40%" in console.export_text()
 
 
+def test_what_a_token_reads_is_shown_where_it_is_known() -> None:
+    sizes = {
+        "target": ModelSize(weights_bytes=90, kv_bytes=2048, step_bytes=3 * 2**20),
+        "drafter": ModelSize(weights_bytes=1),
+    }
+    console = Console(record=True, width=200)
+    show(console, replace(profile(), sizes=sizes))
+    assert "target: a token reads 3.0 MiB, and 2.0 KiB for each before it" in console.export_text()
+
+
 def test_short_answers_leave_out_long_drafts() -> None:
     short = replace(profile(), accepted=[accepted_lengths(torch.ones(4))])
     assert short.draft_lengths == [1, 2, 3]
@@ -115,6 +126,7 @@ def test_json_is_all_there_is_on_standard_output() -> None:
     assert measured["temperature"] == 0.7
     assert 0.3 < measured["acceptance"] <= 1
     assert {row["streams"] for row in measured["advice"]} == set(STREAMS)
+    assert set(measured["bytes_per_token"]) == {"target", "drafter"}
     assert all(step["seconds"] > 0 for step in (*measured["target_steps"], *measured["draft_steps"]))
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from decoding.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from engine.loading.gguf.header import Header
+    from engine.loading.gguf.header import Header, StoredTensor
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
@@ -142,10 +142,10 @@ def read_stored_bytes(path: str, dtype: str) -> int:
     return sizes[dtype]
 
 
-def stored_bytes(header: "Header", item: int) -> int:
-    """Return how many bytes a file's weights take, quantised where they can be. item: bytes of each other number."""
+def stored_bytes(tensors: "Iterable[StoredTensor]", item: int) -> int:
+    """Return how many bytes tensors of a file take, quantised where they can be. item: bytes of each other number."""
     bits = 0.0
-    for tensor in header.tensors.values():
+    for tensor in tensors:
         kind = tensor.kind.name if len(tensor.shape) == 2 else None  # others are unpacked
         bits += math.prod(tensor.shape) * _STORED_BITS.get(kind or "", 8.0 * item)
     return int(bits / 8)
@@ -257,7 +257,8 @@ def _save_settings(file: Path, folder: Path) -> None:
     generation.eos_token_id = end_tokens(header) or None
     generation.update(**_recommended_sampling(header))
     generation.save_pretrained(folder)
-    sizes = {name: stored_bytes(header, item) for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
+    tensors = header.tensors.values()
+    sizes = {name: stored_bytes(tensors, item) for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
     (folder / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
     beside = _beside(file)
     for other in beside:

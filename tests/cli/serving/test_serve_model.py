@@ -185,6 +185,7 @@ def test_a_dry_run_shows_the_plan() -> None:
     result = invoke("serve", TARGET, "--dry-run")
     assert result.exit_code == 0, result.output
     assert "target target: on 2 CPU threads, 9.4 MiB of weights, about " in result.output
+    assert "tokens of KV; a token reads 9.4 MiB, and 3.0 KiB for each before it" in result.output
     assert "n-grams of the text alone; `consort train drafter` makes a drafter" in result.output
 
 

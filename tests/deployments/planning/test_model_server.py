@@ -128,6 +128,23 @@ def test_a_quantised_model_keeps_its_experts(family: str, kind: Quantization, tm
     assert size.weights_bytes == pytest.approx(weight_bytes(model, torch.float32, kind, torch.device("cpu")), rel=0.01)
 
 
+@pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("mixtral", False)])
+def test_a_token_reads_neither_the_embedding_nor_experts_that_it_does_not_choose(
+    family: str, tied: bool, tmp_path: Path
+) -> None:
+    model: Any = tiny_model(family, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    size = size_of(ModelConfig(path="x"), str(tmp_path))
+    assert size is not None
+    every = sum(weight.numel() for weight in model.parameters())  # a tied output layer counts once
+    unread = 0 if tied else model.get_input_embeddings().weight.numel()
+    if family == "mixtral":
+        experts = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
+        unread += experts * (1 - model.config.num_experts_per_tok / model.config.num_local_experts)
+        assert 0 < experts < every
+    assert (size.weights_bytes, size.step_bytes) == (4 * every, 4 * (every - unread))
+
+
 def test_a_model_of_known_bytes_only_is_planned_as_it_will_be_loaded(tmp_path: Path) -> None:
     header: dict[str, Any] = {"dtype": "bfloat16", "vocab_size": 100, "hidden_size": 1000}  # embeddings: 200,000
 
@@ -162,6 +179,7 @@ def test_a_gguf_file_is_planned_as_it_will_be_loaded(tmp_path: Path, monkeypatch
     full, small = (size_of(ModelConfig(path="x", quantization=kind), str(file)) for kind in (None, "int8"))
     assert full is not None
     assert small is not None
+    assert full.weights_bytes - (full.step_bytes or 0) == 2 * 99 * 64
     assert full.weights_bytes - small.weights_bytes == (64 * 64 + 2 * 99 * 64) * (2 - 1.0625)
     stored = _cache_of(file) / "auto-stored"  # converted for a model whose weights don't change
     stored.mkdir(parents=True)

@@ -90,7 +90,8 @@ def test_a_tensor_parallel_target_takes_several_gpus() -> None:
     _, models = plan_for(machine(8), replace(TARGET, tensor_parallel=4), DRAFTER)
     target = models["target"]
     assert (target.num_gpus, target.gpus, models["drafter"].gpus) == (1, (0, 1, 2, 3), (4,))
-    assert target.weights_bytes == 4 * GIB
+    assert target.size is not None
+    assert target.size.weights_bytes == 4 * GIB
     _, models = plan_for(machine(2), replace(TARGET, tensor_parallel=2), DRAFTER)
     assert (models["drafter"].num_gpus, models["drafter"].colocated_with) == (0, None)
     with pytest.raises(ConfigError, match=r"models\.target\.tensor_parallel: all replicas need 4 GPUs .* 2 are free"):
@@ -148,7 +149,8 @@ def test_a_model_that_is_spread_over_gpus_has_the_memory_of_all() -> None:
     plan, models = plan_for(machine(2), spread)
     target = models["target"]
     assert (target.num_gpus, target.gpus, target.max_length, plan.notes) == (2, (0, 1), None, ())
-    assert target.weights_bytes == 50 * GIB
+    assert target.size is not None
+    assert target.size.weights_bytes == 50 * GIB
     assert target.kv_tokens == (int(80 * GIB * 0.9) - 50 * GIB) // 2**18
     with pytest.raises(ConfigError, match=r"need 50\.00 GiB, and the GPU has room for 36\.00 GiB.*, num_gpus: 4"):
         plan_for(machine(4, gib=40), spread)
