@@ -14,7 +14,7 @@ from engine.loading.host import compute_environment
 from evaluation.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from engine.heads.proposer import HeadsKind
+    from engine.heads.spec import HeadsKind
     from training.distillation.run import RunOptions
 
 Command = Callable[..., Any]

@@ -104,6 +104,20 @@ def test_a_server_starts_without_slow_imports_where_they_are_not_needed() -> Non
     assert loaded_in_turn((modules, modules.split(), unwanted) for modules, unwanted in SLOW.items()) == []
 
 
+APPLICATION = """
+import sys
+from deployments.app import build_application
+from deployments.configuration.config import load_config
+build_application(load_config())
+print({"torch", "transformers"} & {*sys.modules})
+"""
+
+
+def test_the_default_application_is_built_without_torch() -> None:
+    process = subprocess.run([sys.executable, "-c", APPLICATION], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.stdout.strip() == "set()", process.stderr
+
+
 EVERY_HELP = """
 import contextlib, io, sys
 import click

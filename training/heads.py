@@ -21,7 +21,7 @@ from decoding.errors import ConfigError
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
 from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
 from engine.heads.medusa import MedusaHeads
-from engine.heads.proposer import HeadsKind, HeadsSpec
+from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import load_model
 from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput

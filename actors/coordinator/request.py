@@ -16,7 +16,7 @@ from decoding.prompt_positions import PromptPositions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
-from engine.heads.proposer import HeadsKind
+from engine.heads.spec import HeadsKind
 
 # Whether an answer should end, given its tokens and text so far. Like transformers' `StoppingCriteria`.
 Criterion = Callable[[Sequence[int], str], bool]

@@ -11,7 +11,8 @@ from actors.loops.thread import LoopThread, LoopTimes
 from actors.replica.roles import Loop, Role, make_loop
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
-from engine.heads.proposer import HeadProposer, HeadsSpec
+from engine.heads.proposer import HeadProposer
+from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_pair, load_runner, load_with_heads, publish_weights
 from engine.loading.settings import load_tokenizer

@@ -1,7 +1,7 @@
 """The configuration of a server, read from YAML and checked."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -17,9 +17,7 @@ from deployments.configuration.roles import Role, misfits, missing_models, paren
 from deployments.configuration.templates import TemplateSource
 from deployments.configuration.values import Name, check_name
 from deployments.fields.strict import StrictModel, problems_of
-
-if TYPE_CHECKING:
-    from engine.heads.proposer import HeadsSpec
+from engine.heads.spec import HeadsSpec
 
 _Part = TypeVar("_Part", bound=StrictModel)
 
@@ -61,7 +59,7 @@ class ServerConfig(StrictModel):
         is_parent = parent_of_adapters(target, self.endpoints) == endpoint
         return self.models[target].adapter_slots if takes_more and is_parent else 0
 
-    def heads_of(self, target: str) -> "HeadsSpec | None":
+    def heads_of(self, target: str) -> HeadsSpec | None:
         named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)
         return next((heads.spec(name, self.models[target]) for name, heads in named if heads is not None), None)
 

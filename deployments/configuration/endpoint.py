@@ -13,10 +13,10 @@ from deployments.fields.ensembles import BlendFields
 from deployments.fields.sampling import SamplingFields
 from deployments.fields.strict import StrictModel, nearest, wrong_field
 from deployments.fields.types import MIN_TIMEOUT_S
+from engine.heads.spec import HeadsSpec
 
 if TYPE_CHECKING:
     from deployments.configuration.model import ModelConfig
-    from engine.heads.proposer import HeadsSpec
 
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 
@@ -126,9 +126,7 @@ class HeadsConfig(StrictModel):
             raise wrong_field("path", problem)
         return self
 
-    def spec(self, endpoint: str, target: "ModelConfig") -> "HeadsSpec":
-        from engine.heads.proposer import HeadsSpec
-
+    def spec(self, endpoint: str, target: "ModelConfig") -> HeadsSpec:
         source = self if self.path is not None else target
         values = self.model_dump() | {"path": locate(source.path or ""), "revision": source.revision}
         return HeadsSpec(name=f"endpoints.{endpoint}.heads", **values)

@@ -15,11 +15,11 @@ from actors.loops.thread import return_idle_memory
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.roles import Role
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
+from engine.heads.spec import HeadsSpec
 
 if TYPE_CHECKING:
     from actors.wire.messages import ReplicaAddress, Report
     from deployments.endpoints.adapters import AdapterChange
-    from engine.heads.proposer import HeadsSpec
     from engine.loading.checkpoint import ModelSpec
     from engine.loading.tensor_parallel import Rank
 
@@ -56,7 +56,7 @@ class ModelReplica:
         targets: dict[str, ModelConfig],
         colocated_drafter: dict[str, ModelConfig],
         leaders: dict[str, ModelConfig],
-        heads: "HeadsSpec | None" = None,
+        heads: HeadsSpec | None = None,
     ) -> None:
         """
         targets: for a drafter, the models it drafts for, by name.

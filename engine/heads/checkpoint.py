@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from decoding.errors import ConfigError
-from engine.heads.proposer import HeadsSpec
+from engine.heads.spec import HeadsSpec
 
 _TENSORS = ("*.safetensors", "*.pt", "*.bin", "*.pth")  # files, the preferred first; the others are pickles
 _SHOWN = 4

@@ -20,7 +20,8 @@ from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
 from engine.heads.eagle3 import read_eagle3, stated_layers
 from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
-from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, HeadsSpec, Reading
+from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, Reading
+from engine.heads.spec import HeadsSpec
 from engine.layers.faster_layers import use_faster_parts
 from engine.layers.quantized_linear import QuantizedModule, round_linears
 from engine.model.ragged_batch import RowInput

@@ -14,7 +14,8 @@ from torch.nn.functional import silu
 from decoding.drafts.choices import DraftChoice
 from decoding.sampling.transfer import tensor_on
 from engine.heads.checkpoint import HeadsCheckpoint
-from engine.heads.proposer import DraftStart, HeadSampler, HeadsKind, Reading
+from engine.heads.proposer import DraftStart, HeadSampler, Reading
+from engine.heads.spec import HeadsKind
 from engine.model.hidden_states import HiddenStates
 from engine.model.runner import Runner
 

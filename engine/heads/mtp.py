@@ -30,7 +30,8 @@ from engine.heads.mtp_layout import (
     mtp_layout,
     quantized_name,
 )
-from engine.heads.proposer import ChainHead, HeadsSpec
+from engine.heads.proposer import ChainHead
+from engine.heads.spec import HeadsSpec
 from engine.model.attention import Rows, running_over, use_pages
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs

@@ -5,8 +5,7 @@ position count: penalties, bans and grammars act at the target.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +16,10 @@ from decoding.sampling.batch import SamplingBatch, chain_settings, used_processo
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import process, rank
 from decoding.sampling.transfer import copy_to, tensor_on
+from engine.heads.spec import HeadsKind
 
 if TYPE_CHECKING:
     from engine.model.hidden_states import HiddenStates  # which imports transformers' models
-
-HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadsSpec:
-    """Heads of a target."""
-
-    name: str  # the configuration's key, for error texts
-    path: str  # a local folder or a Hub id
-    kind: HeadsKind
-    revision: str | None = None
-    layers: Sequence[int] | None = None  # EAGLE-3: after how many layers the target's states are read; None: its own
-    tree: Sequence[Sequence[int]] | None = None  # Medusa: paths of ranks to draft; None: by measured probability
-    min_acceptance: float = 0.2  # of the first draft token on the target's own text; 0: not tested
 
 
 class DraftStart(NamedTuple):

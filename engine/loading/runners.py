@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from decoding.errors import ConfigError
 from decoding.sampling import sampler
 from engine.heads.loader import LoadedHeads, load_heads
-from engine.heads.proposer import HeadProposer, HeadsSpec
+from engine.heads.proposer import HeadProposer
+from engine.heads.spec import HeadsSpec
 from engine.layers.faster_layers import use_faster_layers
 from engine.layers.lora import LoraLayers
 from engine.loading.checkpoint import ModelSpec, errors_of, load_model

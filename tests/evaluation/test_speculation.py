@@ -9,7 +9,7 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
-from engine.heads.proposer import HeadsSpec
+from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_with_heads
 from evaluation import speculation

@@ -23,7 +23,8 @@ from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer
 from engine.heads.medusa import MedusaHeads, MedusaProposer
-from engine.heads.proposer import HeadProposer, HeadsSpec
+from engine.heads.proposer import HeadProposer
+from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec, check_model, load_model
 from engine.loading.lora import read_lora
 from engine.loading.quantization import Quantization

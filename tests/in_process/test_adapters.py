@@ -20,7 +20,7 @@ from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer
-from engine.heads.proposer import HeadsKind
+from engine.heads.spec import HeadsKind
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.lora import read_lora
 from engine.loading.runners import load_runner

@@ -22,7 +22,8 @@ from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer
 from engine.heads.medusa import MedusaProposer
-from engine.heads.proposer import HeadProposer, HeadsKind
+from engine.heads.proposer import HeadProposer
+from engine.heads.spec import HeadsKind
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import PROMPTS, SETTINGS, params, text, tokens
 from tests.support.heads import STATES, greedy_texts, medusa_heads, medusa_tensors, trained_eagle3

@@ -14,7 +14,7 @@ from actors.replica.roles import Role
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
-from engine.heads.proposer import HeadsSpec
+from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_with_heads
 from engine.model.runner import Runner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from engine.heads.proposer import HeadsKind, HeadsSpec
+from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_with_heads
 from tests.training.commands import TARGET, failure, kill_when, run, write_target

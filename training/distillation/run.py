@@ -14,7 +14,7 @@ import torch
 
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
-from engine.heads.proposer import HeadsKind, HeadsSpec
+from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_runner, load_with_heads
 from engine.model.runner import Runner

@@ -14,7 +14,7 @@ from decoding.errors import ConfigError
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
 from engine.heads.dflash import DFlashHead
 from engine.heads.dflash_layout import layer_ids, read_dflash, stored_dflash
-from engine.heads.proposer import HeadsSpec
+from engine.heads.spec import HeadsSpec
 from tests.support.heads import save
 
 SIZE, VOCAB, OUTPUTS, STATES, LAYERS, BLOCK, MASK = 24, 40, 13, 2, 3, 5, 39

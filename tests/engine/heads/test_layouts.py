@@ -13,7 +13,7 @@ from decoding.errors import ConfigError
 from engine.heads.checkpoint import read_checkpoint
 from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
 from engine.heads.medusa import MedusaHeads, read_medusa
-from engine.heads.proposer import HeadsKind, HeadsSpec
+from engine.heads.spec import HeadsKind, HeadsSpec
 from tests.support.heads import save
 
 SIZE, VOCAB, HEADS, LAYERS, MAPPED, DRAFTED = 12, 20, 3, 2, 7, 9

@@ -7,7 +7,8 @@ import torch
 
 from decoding.errors import ConfigError
 from engine.heads.loader import load_heads
-from engine.heads.proposer import HeadProposer, HeadsSpec
+from engine.heads.proposer import HeadProposer
+from engine.heads.spec import HeadsSpec
 from engine.model.runner import Runner
 from tests.support.heads import STATES, greedy_texts, medusa_tensors, save, trained_eagle3
 from tests.support.models import VOCAB, tiny_model

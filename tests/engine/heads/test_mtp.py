@@ -15,7 +15,8 @@ from torch import Tensor
 
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
-from engine.heads.proposer import DraftStart, HeadsSpec, Reading
+from engine.heads.proposer import DraftStart, Reading
+from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_with_heads
 from engine.model.ragged_batch import RowInput

@@ -1,0 +1,20 @@
+"""Which heads a target gets. Without torch, for what plans and deploys them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsSpec:
+    """Heads of a target."""
+
+    name: str  # the configuration's key, for error texts
+    path: str  # a local folder or a Hub id
+    kind: HeadsKind
+    revision: str | None = None
+    layers: Sequence[int] | None = None  # EAGLE-3: after how many layers the target's states are read; None: its own
+    tree: Sequence[Sequence[int]] | None = None  # Medusa: paths of ranks to draft; None: by measured probability
+    min_acceptance: float = 0.2  # of the first draft token on the target's own text; 0: not tested
