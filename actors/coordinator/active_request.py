@@ -166,7 +166,9 @@ class ActiveRequest:
         has_drafter = self.drafter is not None or (colocated and max_draft_length > 0)
         ngram = request.endpoint.ngram if request.may_draft("ngram") else None
         heads = request.may_draft(request.endpoint.heads)
-        may_speculate = has_drafter or self.wants_drafter or ngram or heads
+        # Under rejection sampling the noise that judges drafts may be that which wrote the prediction.
+        prediction = () if request.params.rejects and request.seeded else request.prediction
+        may_speculate = has_drafter or self.wants_drafter or ngram or heads or prediction
         return Admit(
             request_id=request.request_id,
             tokens=self.tokens.copy(),  # a copy: this list grows, and local links pass objects on
@@ -176,6 +178,8 @@ class ActiveRequest:
             drafter=has_drafter,
             ngram=ngram,
             heads=heads,
+            prediction=list(prediction),
+            longest_draft=request.longest_draft if prediction else 0,
             beams=request.beams,
             ensemble=ensemble if request.endpoint.members else None,
             target=target,

@@ -9,7 +9,7 @@ from typing import Literal
 from actors.wire.messages import Adapter, MemberShare, Token
 from decoding.beams.options import BeamOptions
 from decoding.blending.params import EnsembleOptions
-from decoding.drafts.draft import ProposerName
+from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConsortError, require
 from decoding.prompt_positions import PromptPositions
@@ -107,6 +107,7 @@ class Request:
     params: SamplingParams
     speculate: bool = True
     proposers: frozenset[ProposerName] | None = None  # that may draft; None: all of the endpoint's
+    prediction: Sequence[int] = ()  # of the answer, in the target's tokens, to draft from
     draft_length: int | None = None  # None: the endpoint's
     ensemble: EnsembleOptions | None = None  # None: the endpoint's
     seeded: bool = False  # whether the client chose the seed, so that an equal request may get the same answer
@@ -143,6 +144,12 @@ class Request:
         """Maximum number of draft tokens per target step; 0 without speculation."""
         length = self.endpoint.draft_length if self.draft_length is None else self.draft_length
         return length if self.speculate and self.beams is None else 0
+
+    @property
+    def longest_draft(self) -> int:
+        """Maximum number of draft tokens per target step where they are copied from a text."""
+        length = self.max_draft_length
+        return max(length, LONGEST_DRAFT) if length and self.draft_length is None else length
 
     def may_draft(self, proposer: ProposerName | None) -> bool:
         """Whether a proposer of the endpoint may draft for the request."""

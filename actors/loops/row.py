@@ -26,7 +26,7 @@ class Row:
         self.admission = admit.admission
         self.params = admit.params
         self.prompt_length = admit.prompt_length
-        self.draft_length = admit.draft_length
+        self.draft_length = max(admit.draft_length, admit.longest_draft)
         self.tokens = list(admit.tokens)
         self.cached = 0
         self.slot = -1

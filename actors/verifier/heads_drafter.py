@@ -117,7 +117,7 @@ class HeadsDrafter(Proposer):
         """Return how many positions to draft for a row. The length does not depend on what is drawn."""
         if not row.drafts.heads:
             return 0
-        most = min(self._heads.length, row.drafts.usable_length)
+        most = min(self._heads.length, row.drafts.model_length)
         return min(most, row.drafts.in_step_length) if self._heads.chained else most
 
     def _offer(self, row: TargetRow, choices: Sequence[DraftChoice]) -> None:
@@ -133,7 +133,7 @@ class HeadsDrafter(Proposer):
             for depth, choice in enumerate(choices)
         ]
         if self._heads.tree is None:
-            draft = best_tree(levels, row.drafts.usable_length, chained=self._heads.chained)
+            draft = best_tree(levels, row.drafts.model_length, chained=self._heads.chained)
         else:
             draft = tree_of(levels, self._heads.tree)
         row.drafts.trie.offer(base, draft.tokens, draft.parents, draft.probabilities, proposer=kind)

@@ -14,7 +14,7 @@ from actors.verifier.adapters import AdapterTable
 from actors.verifier.beams import BeamRow
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
-from actors.verifier.proposers import AttachedDrafters, NgramLookup
+from actors.verifier.proposers import AttachedDrafters, TextLookup
 from actors.verifier.rows import TargetRow, TargetRows
 from actors.wire.messages import (
     Admit,
@@ -51,7 +51,7 @@ class TargetInbox:
         runner: Runner,
         policy: SpeculationPolicy,
         drafters: AttachedDrafters,
-        lookup: NgramLookup,
+        lookup: TextLookup,
         structures: GrammarJobs,
         adapters: AdapterTable,
         leader: EnsembleLeader,
@@ -154,9 +154,11 @@ class TargetInbox:
             self._admit_beams(peer, message, message.beams)
             return
         message = self._take_over(peer, message)
-        if message.draft_length > self._runner.max_draft:
-            message = replace(message, draft_length=self._runner.max_draft)
-        row = TargetRow(peer, message, acceptance=self._policy.acceptance, lookup=self._lookup.make(message))
+        most = self._runner.max_draft
+        if max(message.draft_length, message.longest_draft) > most:
+            lengths = min(message.draft_length, most), min(message.longest_draft, most)
+            message = replace(message, draft_length=lengths[0], longest_draft=lengths[1])
+        row = TargetRow(peer, message, acceptance=self._policy.acceptance, lookups=self._lookup.make(message))
         self._structures.begin(row)
         self._adapters.begin(row)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows

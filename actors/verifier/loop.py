@@ -24,7 +24,7 @@ from actors.verifier.inbox import TargetInbox
 from actors.verifier.judge import Committer, judge
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
-from actors.verifier.proposers import AttachedDrafters, NgramLookup, Proposer
+from actors.verifier.proposers import AttachedDrafters, Proposer, TextLookup
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.link import Link
 from actors.wire.messages import Report
@@ -48,7 +48,7 @@ class Target:
         self._runner = runner
         self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
-        self._drafters, self._lookup = AttachedDrafters(self._rows, self._mailbox), NgramLookup(self._rows)
+        self._drafters, self._lookup = AttachedDrafters(self._rows, self._mailbox), TextLookup(self._rows)
         self._colocated_drafter = (
             None if options.colocated is None else ColocatedDrafter(options.colocated, runner.has_tokens, options)
         )

@@ -118,7 +118,7 @@ class SpeculationPolicy:
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
         """Decide which draft each row of the next step should have. Rows that just committed begin to wait for it."""
-        limits = [row.drafts.usable_length if row.drafts.wanted else 0 for row in rows]
+        limits = [row.drafts.model_length if row.drafts.wanted else 0 for row in rows]
         useful = wanted = in_step = self._lengths(rows, limits)
         if self._latency_token_s:
             wanted = self._lengths(rows, limits, latency_s=self._latency_token_s)

@@ -14,7 +14,9 @@ from actors.loops.row import Row, RowKey, ServedRow
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.messages import Admit
 from decoding.drafts.draft import Draft, ProposerName
-from decoding.drafts.ngram import MatchCalibration, NgramProposer, NgramStore
+from decoding.drafts.lookup import Lookup, MatchCalibration
+from decoding.drafts.ngram import NgramProposer, NgramStore
+from decoding.drafts.prediction import PredictionLookup
 from decoding.drafts.verification import Verdict
 
 _READ_AHEAD = 16_384  # tokens that look-up reads in a turn, all rows together: long texts must not hold up other rows
@@ -79,32 +81,41 @@ class AttachedDrafters(Proposer):
             self._mailbox.put(row.attached_drafter, row.drafts.rest())
 
 
-class NgramLookup(Proposer):
-    """N-gram look-up in the rows' own texts and in earlier answers."""
+class TextLookup(Proposer):
+    """Drafts copied from the rows' predictions, from their own texts, and from earlier answers."""
 
     name: ProposerName = "ngram"
 
     def __init__(self, rows: TargetRows) -> None:
         self._rows, self._calibration, self._store = rows, MatchCalibration(), NgramStore()
+        self._of_predictions = MatchCalibration()
 
-    def make(self, admit: Admit) -> NgramProposer | None:
-        """Return the look-up of a request, if it wants one.
+    def make(self, admit: Admit) -> list[Lookup]:
+        """Return the look-ups that a request wants.
 
         Under rejection sampling, requests with the same seed must not influence each other's drafts.
         """
         options = admit.ngram
-        if options is None or not admit.draft_length:
-            return None
-        shares = options.shared and not admit.params.rejects and not admit.cache_salt
-        return NgramProposer(
-            options.longest,
-            draft_length=admit.draft_length,
-            calibration=self._calibration,
-            store=self._store if shares else None,
-        )
+        lookups: list[Lookup] = []
+        if not admit.draft_length:
+            return lookups
+        if admit.prediction:
+            length = max(admit.draft_length, admit.longest_draft)
+            made = PredictionLookup(
+                admit.prediction, admit.prompt_length, draft_length=length, calibration=self._of_predictions
+            )
+            lookups.append(made)
+        if options is not None:
+            shares = options.shared and not admit.params.rejects and not admit.cache_salt
+            store = self._store if shares else None
+            own = NgramProposer(
+                options.longest, draft_length=admit.draft_length, calibration=self._calibration, store=store
+            )
+            lookups.append(own)
+        return lookups
 
     def drafts_for(self, row: TargetRow) -> bool:
-        return row.drafts.lookup is not None
+        return bool(row.drafts.lookups)
 
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
         if not self._rows.drafting:
@@ -116,7 +127,7 @@ class NgramLookup(Proposer):
     def read(self) -> None:
         """Index texts, the shortest first, whether the rows compute them or found them in the cache."""
         rows = [row for row in self._rows.writers if row.slot >= 0]
-        texts = [(row.drafts.lookup, row.tokens) for row in rows if row.drafts.lookup is not None]
+        texts = [(lookup, row.tokens) for row in rows for lookup in row.drafts.lookups]
         left = _READ_AHEAD
         for lookup, tokens in sorted(texts, key=lambda text: len(text[1])):
             left -= lookup.read(tokens, left)

@@ -1,10 +1,12 @@
 """What speculation needs of one row: its trie of drafts, who drafts for it, how much, and how long the row waits."""
 
+from collections.abc import Sequence
+
 from actors.loops.row import RowKey
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.length import AcceptanceEstimate
-from decoding.drafts.ngram import NgramProposer
+from decoding.drafts.lookup import Lookup
 from decoding.drafts.trie import DraftTrie
 from decoding.grammars.structure import StructureState
 
@@ -13,25 +15,25 @@ class RowDrafts:
     """The drafts of a row that writes a text. Nothing here can change the text."""
 
     def __init__(
-        self, key: RowKey, tokens: list[int], admit: Admit, *, acceptance: float, lookup: NgramProposer | None
+        self, key: RowKey, tokens: list[int], admit: Admit, *, acceptance: float, lookups: Sequence[Lookup]
     ) -> None:
         """
         tokens: the row's text, shared with it.
         acceptance: the expected acceptance rate.
-        lookup: drafts by n-gram look-up, if it is wanted.
+        lookups: draft without a model; of a token that several draft, the first count as its proposers.
         """
         self._key, self._tokens, self._admission = key, tokens, admit.admission
         self._draft_length, self._rejects = admit.draft_length, admit.params.rejects
         self.trie = DraftTrie(tokens, rejects=self._rejects)
         self.acceptance = AcceptanceEstimate(expected=acceptance)
         self.trie.default_probability = self.acceptance.value
-        self.lookup = lookup
+        self.lookups = lookups
         self.drafter = admit.drafter  # whether a drafter works on the request
         self.heads = admit.heads and admit.draft_length > 0  # whether heads of the target draft for it
         self._acknowledged_length = len(tokens)  # of the text that the attached drafter has
         self._read_length = 0  # of the text that a drafter has read, as its offers tell
         self._drafter_rests = False
-        self.usable_length = admit.draft_length  # the most draft tokens that a step can use
+        self.usable_length = max(admit.draft_length, admit.longest_draft)  # the most draft tokens that a step can use
         self.wanted_length = admit.draft_length  # worth waiting for
         self.useful_length = admit.draft_length  # worth verifying without a wait
         self.in_step_length = admit.draft_length  # worth the time by which drafting delays the step
@@ -43,7 +45,12 @@ class RowDrafts:
 
     @property
     def wanted(self) -> bool:
-        return self._draft_length > 0 and (self.drafter or self.heads or self.lookup is not None)
+        return self._draft_length > 0 and (self.drafter or self.heads or bool(self.lookups))
+
+    @property
+    def model_length(self) -> int:
+        """The most tokens that a model should draft for a step. Copies cost nothing, so they may be longer."""
+        return min(self._draft_length, self.usable_length)
 
     @property
     def missed_tokens(self) -> int:
@@ -77,10 +84,10 @@ class RowDrafts:
         return self.trie.offer(offer.base, offer.tokens, offer.parents, offer.probabilities, offer.distributions)
 
     def look_up(self) -> None:
-        """Add what n-gram look-up finds for the current text to the trie."""
-        if self.lookup is not None:
-            draft, name = self.lookup.propose(self._tokens), self.lookup.name
-            self.trie.offer(len(self._tokens), draft.tokens, draft.parents, draft.probabilities, proposer=name)
+        """Add what look-ups find for the current text to the trie."""
+        for lookup in self.lookups:
+            draft = lookup.propose(self._tokens)
+            self.trie.offer(len(self._tokens), draft.tokens, draft.parents, draft.probabilities, proposer=lookup.name)
 
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""

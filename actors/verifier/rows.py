@@ -1,6 +1,6 @@
 """The rows of a target that write texts, and what they run in a step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from actors.loops.scheduler import Share
 from actors.verifier.row_drafts import RowDrafts
 from actors.wire.messages import Admit
 from decoding.drafts.draft import NO_DRAFT, Draft
-from decoding.drafts.ngram import NgramProposer
+from decoding.drafts.lookup import Lookup
 from decoding.sampling.history import History, Positions
 from decoding.sampling.sampler import TokenLogprobs, token_logprobs
 from engine.model.page_tables import PageTables
@@ -33,9 +33,9 @@ class Verification(NamedTuple):
 class TargetRow(ServedRow):
     """`tokens` are all committed. While the row is running, all but the last are in the cache."""
 
-    def __init__(self, peer: str, admit: Admit, *, acceptance: float, lookup: NgramProposer | None = None) -> None:
+    def __init__(self, peer: str, admit: Admit, *, acceptance: float, lookups: Sequence[Lookup] = ()) -> None:
         """
-        acceptance, lookup: as in `RowDrafts`.
+        acceptance, lookups: as in `RowDrafts`.
 
         Raises:
             UnavailableError: too few members of its ensemble are there.
@@ -51,7 +51,7 @@ class TargetRow(ServedRow):
         if admit.prompt_positions is not None:  # pages hold keys at these positions
             self.cache_salt += f" {admit.prompt_positions.digest}"
         self.attached_drafter = admit.attached_drafter
-        self.drafts = RowDrafts(self.key, self.tokens, admit, acceptance=acceptance, lookup=lookup)
+        self.drafts = RowDrafts(self.key, self.tokens, admit, acceptance=acceptance, lookups=lookups)
         self.limit_draft()
         self.step_draft = NO_DRAFT  # that the next step verifies
         self.mask: Tensor | None = None  # as in Verification

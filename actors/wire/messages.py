@@ -109,6 +109,8 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     drafter: bool  # whether a drafter works on the request, colocated or not
     ngram: NgramOptions | None = None  # propose drafts by n-gram look-up, too
     heads: bool = False  # propose drafts by heads on the target's hidden states, too
+    prediction: list[int] = []  # of the answer, to draft from
+    longest_draft: int = 0  # maximum number of draft tokens where they are copied, if more than `draft_length`
     ensemble: Ensemble | None = None  # for the receiver to lead
     target: ReplicaAddress | None = None  # where a drafter sends its offers
     attached_drafter: str | None = None  # the drafter to which a target sends Advance

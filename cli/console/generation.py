@@ -15,7 +15,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Text with one source: accepted, ngram, medusa, eagle3, mtp, recovered, bonus, plain, or "" if unknown.
+    """Text with one source: accepted, ngram and other proposers, recovered, bonus, plain, or "" if unknown.
 
     Accepted are a drafter's tokens; those of other proposers go by their names.
     """

@@ -17,6 +17,8 @@ COLOURS = {
     "medusa": "magenta",
     "eagle3": "blue",
     "mtp": "bright_blue",
+    "prediction": "bright_cyan",
+    "corpus": "bright_magenta",
     "recovered": "yellow",
     "bonus": "cyan",
     "plain": None,  # None: the terminal's own

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName, TokenTree
+from decoding.drafts.lookup import Lookup, MatchCalibration
 
-_LONGEST = 16  # longer matches count as matches of this length
-_DECAY = 0.998  # weight of an observation after the next one of its length
-_PRIOR_TOKENS = 8.0  # the prior counts as so many observations
 _MAX_CONTINUATIONS = 8  # distinct tokens counted after one context
 _MOST_NEW = 256  # tokens that a proposal indexes, more than a step commits; a long text is read before
 _MOST_COMPARED = 256  # earlier occurrences of a text's last two tokens
@@ -26,24 +24,6 @@ class NgramOptions:
 
     longest: int = 4
     shared: bool = False  # also use earlier answers of other requests, and share this one
-
-
-class MatchCalibration:
-    """The probability that a draft token is right if those before it are, by the length of the match before it."""
-
-    def __init__(self) -> None:
-        self._right = [_PRIOR_TOKENS * (1 - 0.7**length) for length in range(_LONGEST + 1)]
-        self._seen = [_PRIOR_TOKENS] * (_LONGEST + 1)
-
-    def probability(self, length: int) -> float:
-        """Return the probability of a token after a match of this length."""
-        index = min(length, _LONGEST)
-        return self._right[index] / self._seen[index]
-
-    def note(self, length: int, *, right: bool) -> None:
-        index = min(length, _LONGEST)
-        self._right[index] = _DECAY * self._right[index] + right
-        self._seen[index] = _DECAY * self._seen[index] + 1
 
 
 class TextIndex:
@@ -158,7 +138,7 @@ class _Guess(NamedTuple):
         return [self.calibration.probability(length) for length in self.lengths]
 
 
-class NgramProposer:
+class NgramProposer(Lookup):
     """Looks up drafts for one request."""
 
     name: ProposerName = "ngram"

@@ -39,6 +39,8 @@ class CompletionTokensDetails(BaseModel):
     """What the answers' tokens are made of."""
 
     reasoning_tokens: int  # up to the end of what the model wrote before its content
+    accepted_prediction_tokens: int  # of the prediction, which are in the answer
+    rejected_prediction_tokens: int  # the others
 
 
 class CompressionUsage(BaseModel):
@@ -362,7 +364,7 @@ class AnswerWriter(Writer):
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self._reasoning_tokens()),
+            completion_tokens_details=self._completion_tokens_details(),
         )
         if self._body.compressed is not None:
             original = self._body.compressed.original_tokens
@@ -372,8 +374,8 @@ class AnswerWriter(Writer):
             )
         return usage
 
-    def _reasoning_tokens(self) -> int:
-        return 0
+    def _completion_tokens_details(self) -> CompletionTokensDetails:
+        return CompletionTokensDetails(reasoning_tokens=0, accepted_prediction_tokens=0, rejected_prediction_tokens=0)
 
     def _total(self) -> Statistics:
         return sum((choice.statistics for choice in self._choices), Statistics())

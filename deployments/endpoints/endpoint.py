@@ -168,6 +168,7 @@ class ServedEndpoint:
             speculate=body.speculate is not False,
             draft_length=body.draft_length,
             proposers=self._proposers(body),
+            prediction=self._prediction(body),
             seeded=body.seed is not None,
             ensemble=self._ensemble(body),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
@@ -188,6 +189,12 @@ class ServedEndpoint:
                     field="proposers",
                 )
         return frozenset(body.proposers)
+
+    def _prediction(self, body: GenerationRequest) -> list[int]:
+        """Return the tokens of the answer that the client expects, as many as the context has room for."""
+        if not isinstance(body, ChatRequest) or body.prediction is None:
+            return []
+        return self.encoder.text(body.prediction.text, "prediction.content", add_special_tokens=False)
 
     def _ensemble(self, body: GenerationRequest) -> EnsembleOptions | None:
         """Ensemble options of the request; None: the endpoint's."""

@@ -266,13 +266,14 @@ class TextPart(ContentPart):
     text: Text
 
 
+TextParts = Annotated[Items[TextPart], BeforeValidator(_as_text_parts)]
+
+
 class Message(StrictModel):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Items[TextPart] | None, BeforeValidator(_as_text_parts)] = Field(
-        None, description="A text, or text parts."
-    )
+    content: TextParts | None = Field(None, description="A text, or text parts.")
     reasoning_content: Text | None = Field(None, description="What the assistant wrote before its content.")
     name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
     tool_calls: Items[PastCall] | None = Field(None, description="What the assistant called.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr, model_validator
 
 from decoding.beams.options import MAX_BEAMS
-from decoding.drafts.draft import ProposerName
+from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
 from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
 from deployments.fields.ensembles import EnsembleFields
 from deployments.fields.prompts import Compressed
@@ -36,7 +36,6 @@ _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {  # by name: values that 
     "guided_whitespace_pattern": ((), "blanks can't be chosen"),
 }
 _MAX_CHOICES = 128
-_MAX_DRAFT_LENGTH = 32
 _SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
 _LONGEST_SALT = 200  # characters
 _DRAW_SEED = -1  # as in llama.cpp and vLLM
@@ -93,7 +92,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
     speculate: bool | None = Field(None, description="false: plain decoding, without drafts. Same text.")
-    draft_length: Annotated[int, Field(ge=0, le=_MAX_DRAFT_LENGTH)] | None = Field(
+    draft_length: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | None = Field(
         None, description="Most draft tokens that one step verifies, instead of the endpoint's. Same text."
     )
     proposers: list[ProposerName] | None = Field(

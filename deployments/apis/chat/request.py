@@ -1,12 +1,12 @@
 """Body of POST /v1/chat/completions, OpenAI's API of conversations."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from decoding.sampling.params import Structure
-from deployments.fields.conversation import Conversation, Message, ToolFields, thinking_variables
+from deployments.fields.conversation import Conversation, Message, TextParts, ToolFields, thinking_variables
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.strict import StrictModel, Text
@@ -30,8 +30,18 @@ class ChatCompatibilityFields(StrictModel):
         None, description='Only `["text"]`.'
     )
     audio: Annotated[Any, only(why="answers are text")] = Field(None, description="Only null.")
-    prediction: Annotated[Any, without_effect()] = Field(None, description="Without effect: drafts come from drafters.")
     web_search_options: Annotated[Any, only(why="there is no web search")] = Field(None, description="Only null.")
+
+
+class Prediction(StrictModel):
+    """What the answer will probably be, such as a file that it changes."""
+
+    type: Literal["content"]
+    content: TextParts = Field(description="A text, or text parts.")
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
 
 
 def _null_as_empty(value: object) -> object:
@@ -50,6 +60,11 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
     max_completion_tokens: Limit | None = Field(
         None,
         description="OpenAI's newer name for `max_tokens`, which it overrules; no error where the context is smaller.",
+    )
+    prediction: Prediction | None = Field(
+        None,
+        description='`{"type": "content", "content": …}`: text that the answer will mostly repeat. Drafts are copied '
+        "from it. Same text.",
     )
     logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from actors.coordinator.request import Request
+from decoding.drafts.prediction import Alignment
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.choices import (
     Answer,
@@ -12,6 +13,7 @@ from deployments.apis.choices import (
     ChatFinishReason,
     ChatMessage,
     ChatPiece,
+    CompletionTokensDetails,
     FunctionCall,
     FunctionPiece,
     ToolCall,
@@ -35,6 +37,7 @@ class ChatWriter(AnswerWriter):
         self, body: ChatRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
         super().__init__(body, requests, decoder, identity=identity)
+        self._predictions = [request.prediction for request in requests]
         structured = body.structure is not None
         self._turns = [
             _Turn(AnswerStream(body, request.prompt, decoder, structured=structured)) for request in requests
@@ -59,11 +62,16 @@ class ChatWriter(AnswerWriter):
             ChatChunkChoice(delta=deltas[-1], logprobs=self._logprobs(part), **common),
         ]
 
-    def _reasoning_tokens(self) -> int:
-        return sum(
-            reasoning_tokens(turn.reasoning, choice.whole().token_ids, self._decoder)
-            for turn, choice in zip(self._turns, self._choices, strict=True)
-        )
+    def _completion_tokens_details(self) -> CompletionTokensDetails:
+        details = super()._completion_tokens_details()
+        for turn, choice, prediction in zip(self._turns, self._choices, self._predictions, strict=True):
+            tokens = choice.whole().token_ids
+            details.reasoning_tokens += reasoning_tokens(turn.reasoning, tokens, self._decoder)
+            alignment = Alignment(prediction)
+            alignment.follow(tokens if prediction else ())
+            details.accepted_prediction_tokens += alignment.matched
+            details.rejected_prediction_tokens += len(prediction) - alignment.matched
+        return details
 
     def _logprobs(self, part: Part) -> Json:
         count = self._body.logprob_count

@@ -9,7 +9,7 @@ import pytest
 
 from actors.loops.row import RowKey
 from actors.verifier import proposers
-from actors.verifier.proposers import NgramLookup, Proposer, ProposerChoice
+from actors.verifier.proposers import Proposer, ProposerChoice, TextLookup
 from actors.verifier.rows import TargetRows, Verification
 from actors.wire.messages import Admit
 from decoding.drafts.draft import ProposerName, Proposers
@@ -200,12 +200,12 @@ def test_what_did_not_pay_is_tried_again() -> None:
 
 def test_rejection_sampling_and_salts_never_see_other_answers() -> None:
     """Other answers may have the same seed, or be secret."""
-    lookup = NgramLookup(TargetRows(PageTables(slots=2, capacity=64)))
+    lookup = TextLookup(TargetRows(PageTables(slots=2, capacity=64)))
 
     def make(params: SamplingParams, *, salt: str = "") -> NgramProposer:
         options = NgramOptions(longest=2, shared=True)
-        made = lookup.make(Admit(1, [1], 1, params, 2, drafter=False, ngram=options, cache_salt=salt))
-        assert made is not None
+        (made,) = lookup.make(Admit(1, [1], 1, params, 2, drafter=False, ngram=options, cache_salt=salt))
+        assert isinstance(made, NgramProposer)
         return made
 
     sampled = SamplingParams(max_tokens=8)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from actors.loops.row import ServedRow
-from actors.verifier.proposers import NgramLookup
+from actors.verifier.proposers import TextLookup
 from actors.verifier.rows import TargetRow, TargetRows
 from actors.wire.messages import Admit
 from decoding.drafts.ngram import NgramProposer
@@ -117,7 +117,7 @@ def looking_up(request_id: int, length: int) -> TargetRow:
     """Return a row whose prompt goes on as it began."""
     prompt = [index % (length // 2) for index in range(length)]
     admit = Admit(request_id, prompt, length, SamplingParams(max_tokens=5), 4, drafter=False)
-    return TargetRow("c", admit, acceptance=0.5, lookup=NgramProposer())
+    return TargetRow("c", admit, acceptance=0.5, lookups=[NgramProposer()])
 
 
 def turns_to_draft(*rows: TargetRow) -> list[int]:
@@ -125,7 +125,7 @@ def turns_to_draft(*rows: TargetRow) -> list[int]:
     table = TargetRows(PageTables(slots=len(rows), capacity=131_072))
     for row in rows:
         table.add_writer(row)
-    lookup, turns = NgramLookup(table), [0] * len(rows)
+    lookup, turns = TextLookup(table), [0] * len(rows)
     while not all(row.drafts.trie for row in rows):
         lookup.read()
         for index, row in enumerate(rows):

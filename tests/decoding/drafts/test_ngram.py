@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from decoding.drafts import ngram
 from decoding.drafts.draft import Draft
-from decoding.drafts.ngram import MatchCalibration, NgramProposer, NgramStore, TextIndex
+from decoding.drafts.lookup import MatchCalibration
+from decoding.drafts.ngram import NgramProposer, NgramStore, TextIndex
 from decoding.drafts.trie import DraftTrie
 from tests.support.properties import repeatable
 

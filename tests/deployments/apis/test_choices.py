@@ -10,11 +10,13 @@ from fastapi.testclient import TestClient
 
 from actors.coordinator.request import Delta, Request
 from actors.wire.messages import MemberShare
+from decoding.drafts.prediction import Alignment
 from decoding.sampling.noise import choice_seed
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator, fake_logprobs
+from tests.deployments.fake_coordinator import answer as scripted_answer
 
 BODY: dict[str, Any] = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}
 CHAT: dict[str, Any] = {
@@ -59,8 +61,45 @@ def test_choices_are_numbered_prompt_by_prompt_and_have_seeds_of_their_own(
         "completion_tokens": 72,
         "total_tokens": first + second + 72,
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
+
+
+def test_tokens_of_a_prediction_are_counted(fake: TestClient, coordinator: FakeCoordinator) -> None:
+    """As OpenAI defines them: those that appeared in the answer, and the others."""
+    content = chat(fake)["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": content}, {"type": "text", "text": " It rained."}]
+    for predicted in (content, parts, "It rained."):
+        details = chat(fake, prediction={"type": "content", "content": predicted}, n=2)["usage"][
+            "completion_tokens_details"
+        ]
+        first, second = coordinator.requests[-2:]
+        alignments = [Alignment(first.prediction), Alignment(second.prediction)]
+        for alignment, request in zip(alignments, (first, second), strict=True):
+            alignment.follow([token for delta in scripted_answer(request) for token in delta.token_ids])
+        accepted = sum(alignment.matched for alignment in alignments)
+        assert details["accepted_prediction_tokens"] == accepted
+        assert details["rejected_prediction_tokens"] == 2 * len(first.prediction) - accepted
+        assert (accepted > 0) == (predicted != "It rained.")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "field"),
+    [
+        ("a text", "prediction"),
+        ({"type": "file", "content": "a"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": "x"}]}, "prediction.content.0.type"),
+        ({"type": "content", "content": "a" * 1_000_000}, "prediction.content"),
+    ],
+)
+def test_a_wrong_prediction_is_refused(fake: TestClient, prediction: object, field: str) -> None:
+    reply = fake.post("/v1/chat/completions", json={**CHAT, "prediction": prediction})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
 
 
 def test_best_of_returns_the_likeliest(fake: TestClient) -> None:

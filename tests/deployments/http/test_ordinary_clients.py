@@ -41,11 +41,11 @@ def test_an_earlier_answer_can_be_sent_back_as_a_client_keeps_it(
     [
         ({"store": True}, "store"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"verbosity": "low", "prediction": {"type": "content", "content": "x"}}, "verbosity, prediction"),
+        ({"verbosity": "low", "store": True}, "verbosity, store"),
         ({"stream": True, "stream_options": {"include_obfuscation": False}}, "include_obfuscation"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
         ({"top_k": -1, "seed": -1}, None),
-        ({"store": False, "reasoning_effort": "none", "prediction": None}, None),
+        ({"store": False, "reasoning_effort": "none", "prediction": {"type": "content", "content": "x"}}, None),
     ],
 )
 def test_fields_without_effect_are_ignored(fake: TestClient, fields: dict[str, Any], ignored: str | None) -> None:
