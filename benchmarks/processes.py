@@ -23,6 +23,7 @@ R = TypeVar("R")
 _GRACE_S = 10.0  # for a child to end by itself
 _PROGRAM_GRACE_S = 60.0
 _POLL_S = 0.2
+_OURS = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # prefixes of variables
 
 
 class Pausable(Protocol):
@@ -203,6 +204,11 @@ class Server(Program):
                 raise RuntimeError(f"the server did not come up; see {self._log}")
             time.sleep(_POLL_S)
         return self
+
+
+def foreign_environment() -> dict[str, str]:
+    """Return the environment for other projects' programs: without variables that are for ours."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
 
 
 def free_port() -> int:

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.peers.contestant import Contestant, Workload
-from benchmarks.processes import Program
+from benchmarks.processes import Program, foreign_environment
 from engine.loading.checkpoint import ModelSpec
 
 _WORKER = Path(__file__).with_name("vllm_worker.py")
-_NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # prefixes of variables
 
 
 class VllmWorker(Program):
     """`vllm_worker.py` in vLLM's environment: it answers each line of JSON with one."""
 
-    def __init__(self, python: Path, role: str, *, log: Path, environment: Mapping[str, str]) -> None:
-        """role: `engine` or `load`."""
-        super().__init__([str(python), "-P", str(_WORKER), role], log=log, environment=environment, pipes=True)
+    def __init__(self, python: Path, *, log: Path, environment: Mapping[str, str]) -> None:
+        super().__init__([str(python), "-P", str(_WORKER)], log=log, environment=environment, pipes=True)
 
     def __enter__(self) -> Self:
         return self
@@ -41,14 +39,13 @@ class VllmWorker(Program):
         self._process.stdin.close()
 
 
-def vllm_environment(threads: int | None) -> dict[str, str]:
-    """Return an environment that binds vLLM to `threads` cores; None: to as many as it chooses."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+def vllm_environment(threads: int) -> dict[str, str]:
+    """Return an environment that binds vLLM to `threads` cores."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
-    return inherited | {
+    return foreign_environment() | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "auto" if threads is None else ",".join(map(str, cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_NO_USAGE_STATS": "1",
     }
 
@@ -59,7 +56,7 @@ class Vllm(Contestant):
     def __init__(self, python: Path, model: ModelSpec, *, threads: int, log: Path) -> None:
         """python: the environment's interpreter. model: path, dtype, and slots as the maximum of streams."""
         self._setup = {"model": str(Path(model.path).resolve()), "dtype": model.dtype, "streams": model.slots}
-        self._worker = VllmWorker(python, "engine", log=log, environment=vllm_environment(threads))
+        self._worker = VllmWorker(python, log=log, environment=vllm_environment(threads))
         super().__init__("vLLM", "plain", "vllm", [self._worker])
 
     def __enter__(self) -> "Vllm":

@@ -1,15 +1,13 @@
 """Worker for vLLM's own Python environment: a line of JSON in, a line of JSON out. Nothing else of ours is there.
 
-`engine` decodes. First line in: {"model", "dtype", "streams"}; first line out: {"version"}. Then, for each
+First line in: {"model", "dtype", "streams"}; first line out: {"version"}. Then, for each
 {"prompts": [[id, …], …], "max_tokens", "temperature"}, one {"answers": [[id, …], …]}.
-
-`load` runs `vllm bench serve`. Each line in is a list of its arguments, each line out its result.
 """
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -37,25 +35,8 @@ def decode(questions: Iterator[Any]) -> Iterator[dict[str, Any]]:
         yield {"answers": [list(output.outputs[0].token_ids) for output in outputs]}
 
 
-def load(questions: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the result of each load."""
-    from vllm.benchmarks import serve  # type: ignore[import-not-found]
-    from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
-
-    parser = FlexibleArgumentParser()
-    serve.add_cli_args(parser)
-    for arguments in questions:
-        yield serve.main(parser.parse_args(arguments))
-
-
-def main(role: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each line."""
-    answers = {"engine": decode, "load": load}[role]
-    return map(json.dumps, answers(map(json.loads, lines)))
-
-
 if __name__ == "__main__":
     private = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what vLLM prints goes to the log
-    for answer in main(sys.argv[1], sys.stdin):
-        print(answer, file=private, flush=True)
+    for answer in decode(map(json.loads, sys.stdin)):
+        print(json.dumps(answer), file=private, flush=True)

@@ -1,9 +1,10 @@
-"""`make bench-serve`: loads Consort, with speculation on and off, and other servers with `vllm bench serve`.
+"""`make bench-serve`: loads Consort, with speculation on and off, and the servers of its peers that are at hand.
 
 One interleaved run on one machine; see docs/serving-benchmark.md.
 """
 
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -15,55 +16,49 @@ from typing import Any
 
 import click
 
-from benchmarks.models import HELD_OUT, inflated
-from benchmarks.processes import free_port
+from benchmarks.processes import Server
 from benchmarks.report import Curve, Panel, draw, ratios, write
-from benchmarks.serving.servers import MODEL, Load, LoadGenerator, LoadResult, VllmServer, our_server
-from deployments.configuration.config import ServerConfig, parse_config
+from benchmarks.serving.client import Load, LoadGenerator, LoadResult
+from benchmarks.serving.servers import ConsortServer, PeerServer, llama_server, vllm_server
+from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config
+from deployments.configuration.paths import locate
+from engine.loading.gguf.files import is_gguf
 from evaluation.metrics import table
 
-ON, OFF, VLLM = "Consort", "Consort, speculate: false", "vLLM"
-_PAIRS: dict[str, tuple[Callable[[], Path], str]] = {  # the target, created if needed, and its dtype
-    "inflated": (inflated, "bfloat16"),
-    "bundled": (lambda: Path("models/target"), "float32"),
-}
+ON, OFF = "Consort", "Consort, speculate: false"
+LLAMA, LLAMA_NGRAM = "llama.cpp", "llama.cpp+ngram"
+VLLM, VLLM_NGRAM, VLLM_EAGLE3 = "vLLM", "vLLM+ngram", "vLLM+eagle3"
 _LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl"}
 FOLDER = click.Path(path_type=Path)
 option = partial(click.option, show_default=True)
 
 
 @click.command()
-@option("--pair", type=click.Choice(list(_PAIRS)), default="inflated", help="A target of 285 M parameters, or of 5 M.")
-@option("--target", type=FOLDER, help="A checkpoint instead of the pair's target.")
-@option("--drafter", type=FOLDER, help="By default models/drafter, unless there are heads.")
-@option("--heads", type=FOLDER, help="An EAGLE-3 head.")
-@option("--dtype", help="Of the target; by default bfloat16 in the inflated pair, float32 in the bundled one.")
-@option("--drafter-dtype", default="float32")
-@option("--target-threads", default=3)
-@option("--drafter-threads", default=1)
-@option("--colocated", is_flag=True, help="Run the drafter in the target's process, with the threads of both.")
-@option("--ngram", is_flag=True, help="Draft from the text itself, too.")
-@option("--prompts", type=FOLDER, default=HELD_OUT, help='Lines of {"prompt": text}.')
-@option("--draft-length", default=6, help="Maximum number of draft tokens per step.")
+@click.argument("config_path", metavar="[CONFIG]", type=FOLDER, default=DEFAULT_CONFIG)
+@option(
+    "--prompts", type=FOLDER, default=Path("models/smollm2-drafter/heldout.jsonl"), help='Lines of {"prompt": text}.'
+)
 @option("--streams", type=int, multiple=True, default=(1, 2, 4, 8, 16, 32), help="Requests at once; may be repeated.")
 @option("--temperature", "temperatures", type=float, multiple=True, default=(0.0,), help="May be repeated.")
 @option("--repetitions", default=3)
 @option("--requests-per-stream", default=2)
-@option("--new-tokens", default=48)
+@option("--new-tokens", type=click.IntRange(2), default=128)
+@option("--peer", "peers", multiple=True, help="Of those below, or NAME=URL of a server that is up; may be repeated.")
+@option("--no-peers", is_flag=True, help="Measure Consort alone.")
+@option("--peer-threads", default=len(os.sched_getaffinity(0)), help="Of each peer.")
+@option(
+    "--llama-server", type=FOLDER, default=Path(".bench/llama/bin/llama-server"), help="Built by `make bench-llama`."
+)
 @option("--vllm-python", type=FOLDER, default=Path(".bench/vllm/bin/python"), help="Created by `make bench-peers`.")
-@option("--vllm/--no-vllm", "with_vllm", default=True, help="Whether to measure vLLM's server.")
-@option("--vllm-threads", type=int, help="Cores for vLLM's workers; by default all but one.")
-@option("--peer", "peers", multiple=True, help="NAME=URL of another server, such as llama.cpp's; may be repeated.")
 @option("--output", type=FOLDER, default=Path(".bench/serve.json"), help="JSON file; the figure goes beside it.")
 def main(**given: Any) -> None:
-    """Measure, print, write JSON, and draw."""
+    """Serve a CONFIG's first endpoint, by default the default model; measure, print, write JSON, and draw.
+
+    Peers serve the same target: llama.cpp and llama.cpp+ngram a .gguf file; vLLM, vLLM+ngram and, where the endpoint
+    has such heads, vLLM+eagle3. By default all take part that are installed.
+    """
     options = SimpleNamespace(**given)
-    make_target, dtype = _PAIRS[options.pair]
-    options.target, options.dtype = options.target or make_target(), options.dtype or dtype
-    if not options.vllm_python.exists():
-        message = f"there is no {options.vllm_python}, which brings the load generator: make bench-peers"
-        raise click.ClickException(message)
-    config = _config(options)
+    config = load_config(options.config_path)
     comparisons = _measure(options, config)
     click.echo(f"\n{as_text(comparisons)}\n")
     settings = vars(options) | {"server": config.model_dump(mode="json")}
@@ -98,68 +93,81 @@ class _LoadedServer:
 
     url: str
     extra_body: Mapping[str, object] = field(default_factory=dict)
-    paused: VllmServer | None = None  # while others are measured
+    paused: Server | None = None  # while others are measured
 
 
-def _config(options: SimpleNamespace) -> ServerConfig:
-    slots, colocated = max(options.streams), options.colocated
-    common = {"device": "cpu", "slots": slots}
-    threads = options.target_threads + options.drafter_threads * colocated
-    target = {"path": str(options.target), "dtype": options.dtype, "threads": threads, **common}
-    models: dict[str, object] = {"target": target}
-    endpoint: dict[str, object] = {"target": "target", "draft_length": options.draft_length}
-    drafter = options.drafter or (None if options.heads else Path("models/drafter"))
-    if drafter is not None:
-        where = {"colocated_with": "target"} if colocated else {"threads": options.drafter_threads, "slots": slots}
-        models["drafter"] = {"path": str(drafter), "dtype": options.drafter_dtype, "device": "cpu", **where}
-        endpoint["drafter"] = "drafter"
-    if options.heads is not None:
-        endpoint["heads"] = {"path": str(options.heads), "kind": "eagle3"}
-    if options.ngram:
-        endpoint["ngram"] = {}
-    document = {"models": models, "endpoints": {MODEL: endpoint}, "http": {"port": free_port()}}
-    return parse_config(document, folder=Path.cwd())
+def peer_servers(options: SimpleNamespace, config: ServerConfig) -> dict[str, Callable[[], PeerServer]]:
+    """Return how to start each peer that is at hand, by name."""
+    model_name, endpoint = next(iter(config.endpoints.items()))
+    target, log = config.models[endpoint.target], options.output.parent
+    path = locate(target.path)
+    slots, threads = max(options.streams), options.peer_threads
+    peers: dict[str, Callable[[], PeerServer]] = {}
+    if options.llama_server.exists() and is_gguf(path):
+        llama = partial(llama_server, options.llama_server, path, slots=slots, threads=threads)
+        peers[LLAMA] = partial(llama, drafts=False, log=log / "serve-llama.log")
+        peers[LLAMA_NGRAM] = partial(llama, drafts=True, log=log / "serve-llama-ngram.log")
+    if options.vllm_python.exists():
+        python, size = options.vllm_python, {"slots": slots, "threads": threads}
+        vllm = partial(vllm_server, python, path, target.dtype, name=model_name, **size)
+        length = {"num_speculative_tokens": endpoint.draft_length}
+        peers[VLLM] = partial(vllm, drafts=None, log=log / "serve-vllm.log")
+        ngram = {"method": "ngram", "prompt_lookup_max": 4, **length}
+        peers[VLLM_NGRAM] = partial(vllm, drafts=ngram, log=log / "serve-vllm-ngram.log")
+        heads = endpoint.heads
+        if heads is not None and heads.kind == "eagle3" and heads.path is not None:
+            eagle3 = {"method": "eagle3", "model": locate(heads.path), **length}
+            peers[VLLM_EAGLE3] = partial(vllm, drafts=eagle3, log=log / "serve-vllm-eagle3.log")
+    return peers
+
+
+def chosen_peers(options: SimpleNamespace, config: ServerConfig) -> dict[str, str | Callable[[], PeerServer]]:
+    """Return the URL of each peer that is up, and how to start the others."""
+    here = {} if options.no_peers else peer_servers(options, config)
+    if not options.peers:
+        return dict(here)
+    chosen = dict(peer.split("=", 1) if "=" in peer else (peer, here.get(peer)) for peer in options.peers)
+    if missing := [name for name, start in chosen.items() if start is None]:
+        has = ", ".join(here) or "none"
+        message = (
+            f"{', '.join(missing)} can't serve this target here, of its peers: {has}; make bench-llama, bench-peers"
+        )
+        raise click.ClickException(message)
+    return chosen
 
 
 def _measure(options: SimpleNamespace, config: ServerConfig) -> list[LoadComparison]:
     """Start all servers, then load one at a time."""
-    folder: Path = options.output.parent
+    peers = chosen_peers(options, config)
     with ExitStack() as stack:
-        generator = stack.enter_context(LoadGenerator(options.vllm_python, log=folder / "serve-generator.log"))
-        others = {name: _LoadedServer(url) for name, url in (peer.split("=", 1) for peer in options.peers)}
-        if options.with_vllm:
-            vllm = VllmServer(
-                options.vllm_python,
-                options.target,
-                dtype=options.dtype,
-                slots=max(options.streams),
-                threads=options.vllm_threads,
-                log=folder / "serve-vllm.log",
-            )
-            click.echo("vLLM's server loads and compiles …")
-            others[VLLM] = _LoadedServer(stack.enter_context(vllm).url, paused=vllm)
-            vllm.pause()
-        click.echo("Consort's server loads …")
-        url, seed = (
-            stack.enter_context(our_server(config)),
-            {"seed": 0},
-        )  # so texts are the same with and without drafts
+        others: dict[str, _LoadedServer] = {}
+        for name, start in peers.items():
+            if isinstance(start, str):
+                others[name] = _LoadedServer(start)
+                continue
+            click.echo(f"{name} loads …")
+            server = stack.enter_context(start())
+            others[name] = _LoadedServer(server.url, paused=server)
+            server.pause()
+        click.echo("Consort loads …")
+        url = stack.enter_context(ConsortServer(config, folder=options.output.parent)).url
+        seed = {"seed": 0}  # so texts are the same with and without drafts
         servers = {ON: _LoadedServer(url, seed), OFF: _LoadedServer(url, seed | {"speculate": False}), **others}
-        return _compare(generator, servers, options)
+        return _compare(LoadGenerator(options.prompts), servers, next(iter(config.endpoints)), options)
 
 
 def _compare(
-    generator: LoadGenerator, servers: Mapping[str, _LoadedServer], options: SimpleNamespace
+    generator: LoadGenerator, servers: Mapping[str, _LoadedServer], model: str, options: SimpleNamespace
 ) -> list[LoadComparison]:
     """Measure all temperatures and numbers of streams, after a warm-up of each server with the most streams."""
 
     def run(name: str, temperature: float, streams: int, seed: int) -> LoadResult:
-        server, requests = servers[name], streams * options.requests_per_stream
-        load = Load(options.prompts, options.target, requests, streams, options.new_tokens, temperature, seed)
+        server = servers[name]
+        load = Load(streams * options.requests_per_stream, streams, options.new_tokens, temperature, seed)
         if server.paused:
             server.paused.resume()
         try:
-            return generator.run(server.url, MODEL, load, server.extra_body)
+            return generator.run(server.url, model, load, server.extra_body)
         finally:
             if server.paused:
                 server.paused.pause()

@@ -6,81 +6,28 @@ A load generator keeps as many requests in flight as it is told to. This one off
 
 import asyncio
 import itertools
-import json
 import random
-import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.models import HELD_OUT
 from benchmarks.report import write
+from benchmarks.serving.client import Exchange, complete, percentile
 from benchmarks.serving.servers import ConsortServer
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 from evaluation.prompts import read_prompts
 
-_READ_BYTES = 65536
 _REFUSED = HTTPStatus.TOO_MANY_REQUESTS
 _SETTLE_S = 1.0  # until the metrics have what the proxy refused
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """A response as its client saw it. Times are on the monotonic clock."""
-
-    began_s: float
-    ended_s: float
-    first_s: float | None  # arrival of the body's first byte
-    status: int  # 0: the connection broke before a status arrived
-    retry_after: str | None
-    body: bytes
-
-    @property
-    def seconds(self) -> float:
-        return self.ended_s - self.began_s
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is a stream that came to its end."""
-        return self.status == HTTPStatus.OK and b"data: [DONE]" in self.body
-
-
-async def complete(url: str, body: Mapping[str, object]) -> Exchange:
-    """Ask for a completion on a new connection, as an HTTP client's pool would not, and read it to its end."""
-    address, began_s = urlsplit(url), time.monotonic()
-    content = json.dumps(body).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1",
-        f"Host: {address.netloc}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(content)}",
-        "Connection: close",
-    )
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    try:
-        writer.write("\r\n".join([*head, "", ""]).encode() + content)
-        await writer.drain()
-        first_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        pieces, first_s = [], None
-        while piece := await reader.read(_READ_BYTES):
-            first_s = first_s or time.monotonic()
-            pieces.append(piece)
-    except (OSError, asyncio.IncompleteReadError):
-        return Exchange(began_s, time.monotonic(), None, 0, None, b"")
-    finally:
-        writer.close()
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    status = int(first_line.split()[1])
-    return Exchange(began_s, time.monotonic(), first_s, status, headers.get("retry-after"), b"".join(pieces))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +273,8 @@ def _overload(exchanges: Sequence[Exchange], agreement: Agreement, *, offered_s:
         refused=len(refused),
         without_retry_after=sum(not (exchange.retry_after or "").isdigit() for exchange in refused),
         failed=len(exchanges) - len(refused) - len(answered),
-        refusal_p50_s=_percentile([exchange.seconds for exchange in refused], 50),
-        refusal_p99_s=_percentile([exchange.seconds for exchange in refused], 99),
+        refusal_p50_s=percentile([exchange.seconds for exchange in refused], 50),
+        refusal_p99_s=percentile([exchange.seconds for exchange in refused], 99),
         admitted=_latencies(answered, elapsed_s),
         agreement=agreement,
     )
@@ -336,14 +283,8 @@ def _overload(exchanges: Sequence[Exchange], agreement: Agreement, *, offered_s:
 def _latencies(exchanges: Sequence[Exchange], elapsed_s: float) -> Latencies:
     seconds = [exchange.seconds for exchange in exchanges]
     first = [exchange.first_s - exchange.began_s for exchange in exchanges if exchange.first_s is not None]
-    p50_s, p99_s = (_percentile(seconds, percent) for percent in (50, 99))
-    return Latencies(len(exchanges), len(exchanges) / elapsed_s, p50_s, p99_s, _percentile(first, 99))
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` percent do not exceed; 0 without values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0
+    p50_s, p99_s = (percentile(seconds, percent) for percent in (50, 99))
+    return Latencies(len(exchanges), len(exchanges) / elapsed_s, p50_s, p99_s, percentile(first, 99))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Every contestant writes the text of an independent reference. Speed is not tested."""
 
-import json
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -116,8 +115,5 @@ def test_the_worker_of_vllm_answers_line_by_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "vllm", fake)
     setup = {"model": "folder", "dtype": "float32", "streams": 2}
     question = {"prompts": [[7, 1], [8, 2]], "max_tokens": 3, "temperature": 0.0}
-    answers = vllm_worker.main("engine", [json.dumps(line) for line in (setup, question)])
-    assert [json.loads(line) for line in answers] == [
-        {"version": "0"},
-        {"answers": [[7, 7, 7], [8, 8, 8]]},
-    ]
+    answers = vllm_worker.decode(iter((setup, question)))
+    assert list(answers) == [{"version": "0"}, {"answers": [[7, 7, 7], [8, 8, 8]]}]
