@@ -19,6 +19,7 @@ COLOURS = {
     "mtp": "bright_blue",
     "prediction": "bright_cyan",
     "corpus": "bright_magenta",
+    "dflash": "bright_red",
     "recovered": "yellow",
     "bonus": "cyan",
     "plain": None,  # None: the terminal's own

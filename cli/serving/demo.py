@@ -18,6 +18,7 @@ _PROPOSERS = {  # by the source of a token
     "medusa": "the Medusa heads",
     "eagle3": "the EAGLE-3 head",
     "mtp": "the MTP layer",
+    "dflash": "the DFlash head",
     "corpus": "earlier texts",
 }
 

@@ -99,12 +99,12 @@ class HeadsConfig(StrictModel):
         description="A folder, relative to the configuration's own folder; or an id on the Hugging Face Hub. null: "
         "the target's own checkpoint, for mtp only.",
     )
-    kind: Literal["medusa", "eagle3", "mtp"] = Field(description="medusa, eagle3 or mtp.")
+    kind: Literal["medusa", "eagle3", "mtp", "dflash"] = Field(description="medusa, eagle3, mtp or dflash.")
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
         None,
-        description="eagle3: after how many layers the target's hidden states are read, such as [2, 16, 29]; null: as "
-        "the checkpoint says.",
+        description="eagle3, dflash: after how many layers the target's hidden states are read, such as [2, 16, 29]; "
+        "null: as the checkpoint says.",
     )
     tree: Annotated[list[list[Annotated[int, Field(ge=0, le=15)]]], Field(min_length=1)] | None = Field(
         None,

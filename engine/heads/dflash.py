@@ -19,6 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from engine.layers.linear import joined_linear
 from engine.model.attention import NAME
 
 KeysValues = tuple[Tensor, Tensor]
@@ -46,6 +47,10 @@ class DFlashConfig:
         """The number of tokens that a block drafts."""
         return self.block_size if self.anchor_drafts else self.block_size - 1
 
+    def entries(self, length: int) -> int:
+        """Return how many tokens of a block draft so many."""
+        return length if self.anchor_drafts else length + 1
+
 
 class DFlashHead(nn.Module):
     """Drafts blocks. Parameters have the names of the format `speculators`.
@@ -68,6 +73,8 @@ class DFlashHead(nn.Module):
         self.norm = Qwen3RMSNorm(size, eps=layers.rms_norm_eps)
         self.lm_head = nn.Linear(size, config.outputs, bias=False) if config.own_output else None
         self.rotary_emb = Qwen3RotaryEmbedding(layers)
+        self.context_projection: nn.Module | None = None
+        self._shared: tuple[nn.Module, ...] = ()  # a tuple, since the target's layer is no part of the head
         self.register_buffer("d2t", torch.zeros(config.outputs, dtype=torch.int64))
 
     def blocks(self, anchor_tokens: Tensor) -> Tensor:
@@ -75,6 +82,26 @@ class DFlashHead(nn.Module):
         blocks = anchor_tokens.new_full((*anchor_tokens.shape, self.config.block_size), self.config.mask_token_id)
         blocks[..., 0] = anchor_tokens
         return blocks
+
+    def share_output(self, layer: nn.Module) -> None:
+        """Use the target's output layer, if the head has none. Call it after all replacements in the target."""
+        self._shared = (layer,)
+
+    def join_context(self) -> None:
+        """Let all layers' keys and values of the context be one product. The head is then for drafting only."""
+        pairs = [(attention.k_proj, attention.v_proj) for attention in self._attentions()]
+        self.context_projection = joined_linear([projection for pair in pairs for projection in pair])
+
+    def context_parts(self, context: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's keys and values of the context, without norm or rotation, [1, N, kv_heads, head_dim].
+
+        context: [1, N, H] by `context`.
+        """
+        attentions = self._attentions()
+        assert self.context_projection is not None
+        parts = self.context_projection(context).chunk(2 * len(attentions), dim=-1)
+        states = [part.unflatten(-1, (-1, attentions[0].head_dim)) for part in parts]
+        return list(zip(states[::2], states[1::2], strict=True))
 
     def context(self, states: Tensor) -> Tensor:
         """Return what the layers take keys and values from, [..., H]. states: [..., F] the target's."""
@@ -109,22 +136,42 @@ class DFlashHead(nn.Module):
                 hidden, attention_mask=masks[kind], position_embeddings=own_rotary, past_key_values=before_block
             )
         normed: Tensor = self.norm(hidden)
-        return normed.unflatten(1, (blocks, size))
+        return normed.view(rows, blocks, size, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [..., W] float logits. hidden: [..., H] by `forward`."""
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(hidden).float() * self.config.logit_scale
-        softcap = self.config.softcap
-        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+        output = self._shared[0] if self.lm_head is None else self.lm_head
+        logits: Tensor = output(hidden)
+        logits = logits.float()
+        scale, softcap = self.config.logit_scale, self.config.softcap
+        if scale != 1.0:
+            logits = logits * scale
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        return logits
 
     def is_causal(self, index: int) -> bool:
         """Whether the tokens of a block see only those before them in a layer."""
         return bool(self.config.causal) and self.config.causal[index]
 
+    @property
+    def has_two_sided_windows(self) -> bool:
+        """Whether a layer's tokens see so many positions before and after them."""
+        return any(layer_window(layer) and not self.is_causal(index) for index, layer in enumerate(self.layers))
+
     def token_ids(self) -> Tensor:
         """Return the tokens that it can draft, [W] int64, rising."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    @property
+    def column_numbers(self) -> int:
+        """How many numbers pages keep for a token."""
+        layers = self.config.layers
+        return 2 * (layers.num_key_value_heads or layers.num_attention_heads) * layers.head_dim * len(self.layers)
+
+    def _attentions(self) -> list[Any]:
+        layers: list[Any] = list(self.layers)
+        return [layer.self_attn for layer in layers]
 
 
 def layer_window(layer: nn.Module) -> int | None:

@@ -133,6 +133,7 @@ def stored_dflash(head: DFlashHead, layers: Sequence[int], target: str) -> tuple
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.anchor_drafts,
+        "sliding_window_non_causal": head.has_two_sided_windows,
         "torch_dtype": "bfloat16",
     }
 

@@ -17,6 +17,9 @@ from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer, graph_count
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
+from engine.heads.dflash import DFlashHead
+from engine.heads.dflash_layout import layer_ids, read_dflash
+from engine.heads.dflash_proposer import DFlashProposer
 from engine.heads.eagle3 import read_eagle3, stated_layers
 from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
@@ -47,7 +50,9 @@ def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layer
     if rate >= spec.min_acceptance:
         return
     count = runner.model.config.get_text_config().num_hidden_layers
-    shifted = [tuple(layer + shift for layer in layers) for shift in (-1, 1)] if spec.kind == "eagle3" else []
+    shifted = (
+        [tuple(layer + shift for layer in layers) for shift in (-1, 1)] if spec.kind in ("eagle3", "dflash") else []
+    )
     rates = {other: _rate(heads, runner, texts, other) for other in shifted if min(other) >= 0 and max(other) <= count}
     better = max(rates, key=rates.__getitem__, default=None)
     advice = "they may be for another model, or poorly trained; lower `min_acceptance` to use them"
@@ -128,8 +133,8 @@ def load_heads(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     if spec.kind == "mtp":
         return _load_mtp(spec, model)
     checkpoint = read_checkpoint(spec)
-    load = _load_medusa if spec.kind == "medusa" else _load_eagle3
-    return load(checkpoint, model)
+    loads = {"medusa": _load_medusa, "eagle3": _load_eagle3, "dflash": _load_dflash}
+    return loads[spec.kind](checkpoint, model)
 
 
 def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
@@ -156,12 +161,40 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
     if spec.tree is not None:
         raise ConfigError(f"{spec.name}.tree: static trees are for medusa heads; remove the key")
     head = read_eagle3(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-    layers = tuple(spec.layers or stated_layers(checkpoint.config, config.num_hidden_layers))
-    states = head.feature_size // config.hidden_size
-    if len(layers) != states:
-        raise ConfigError(f"{spec.name}.layers: has {len(layers)} numbers, but the head reads {states} hidden states")
+    layers = _read_layers(spec, stated_layers(checkpoint.config, config.num_hidden_layers))
     _place(head, model)
     return LoadedHeads(spec, head, layers, head.column_numbers, graph_count, partial(_make_chain, head))
+
+
+def _load_dflash(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:
+    spec, config = checkpoint.spec, model.config.get_text_config()
+    if spec.tree is not None:
+        raise ConfigError(f"{spec.name}.tree: static trees are for medusa heads; remove the key")
+    layers = _read_layers(spec, layer_ids(checkpoint))
+    head = read_dflash(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    if head.has_two_sided_windows:
+        raise checkpoint.error("has sliding layers whose blocks see both ways, which can't run over pages")
+    _place(head, model)
+    head.join_context()
+    numbers = head.column_numbers
+    return LoadedHeads(spec, head, layers, numbers, lambda slots, max_query: 0, partial(_make_dflash, head))
+
+
+def _read_layers(spec: HeadsSpec, stated: Sequence[int]) -> tuple[int, ...]:
+    """Return after how many layers the target's states are read: as configured, or as the checkpoint says."""
+    layers = tuple(spec.layers or stated)
+    if len(layers) != len(stated):
+        raise ConfigError(f"{spec.name}.layers: has {len(layers)} numbers, but the head reads {len(stated)} states")
+    return layers
+
+
+def _make_dflash(head: DFlashHead, runner: Runner) -> DFlashProposer:
+    output_layer = runner.model.get_output_embeddings()
+    assert output_layer is not None
+    head.share_output(output_layer)
+    proposer = DFlashProposer(head, runner)
+    proposer.warm_up()
+    return proposer
 
 
 def _make_chain(head: ChainHead, runner: Runner) -> ChainProposer:

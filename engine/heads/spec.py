@@ -15,6 +15,8 @@ class HeadsSpec:
     path: str  # a local folder or a Hub id
     kind: HeadsKind
     revision: str | None = None
-    layers: Sequence[int] | None = None  # EAGLE-3: after how many layers the target's states are read; None: its own
+    layers: Sequence[int] | None = (
+        None  # EAGLE-3, DFlash: after how many layers the target's states are read; None: its own
+    )
     tree: Sequence[Sequence[int]] | None = None  # Medusa: paths of ranks to draft; None: by measured probability
     min_acceptance: float = 0.2  # of the first draft token on the target's own text; 0: not tested

@@ -353,6 +353,19 @@ def make_linear(
     return JoinedLinear(weight, bias)
 
 
+def joined_linear(layers: Sequence[nn.Linear]) -> nn.Linear:
+    """Return one plain layer, not yet packed, of the rows of several that see the same input."""
+    biases: list[Tensor] = [bias for layer in layers if (bias := getattr(layer, "bias", None)) is not None]
+    bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+    weight, first = _joined([_weight(layer) for layer in layers]), layers[0]
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedLinear(weight, bias, first.weight.dtype)
+    joined = nn.Linear(first.in_features, len(weight), bias=bias is not None, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    joined.register_parameter("bias", bias)
+    return joined
+
+
 def _weight(layer: nn.Linear | Conv1D) -> Tensor | QuantizedWeight:
     """Return a layer's weight, [out_features, in_features]."""
     if isinstance(layer, QuantizedLinear):

@@ -71,6 +71,7 @@ function described({ target, members, strategy, drafter, ngram, proposers = [], 
     proposers.includes("medusa") && "Medusa heads",
     proposers.includes("eagle3") && "EAGLE-3 head",
     proposers.includes("mtp") && "MTP layer",
+    proposers.includes("dflash") && "DFlash head",
     length && `γ ${length}`,
     context && `context ${number(context)}`,
   ];

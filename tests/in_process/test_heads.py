@@ -21,16 +21,16 @@ from actors.verifier.judge import judge
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer
+from engine.heads.dflash_proposer import DFlashProposer
 from engine.heads.medusa import MedusaProposer
-from engine.heads.proposer import HeadProposer
 from engine.heads.spec import HeadsKind
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import PROMPTS, SETTINGS, params, text, tokens
-from tests.support.heads import STATES, greedy_texts, medusa_heads, medusa_tensors, trained_eagle3
+from tests.support.heads import STATES, greedy_texts, medusa_heads, medusa_tensors, trained_dflash, trained_eagle3
 from tests.support.models import tiny_model
 from tests.support.waiting import wait_until
 
-KINDS: tuple[HeadsKind, ...] = ("medusa", "eagle3")
+KINDS: tuple[HeadsKind, ...] = ("medusa", "eagle3", "dflash")
 TARGET = tiny_model("llama-gqa")
 OTHER_PROPOSERS: dict[str, Any] = {"drafter": "d", "colocated": True, "ngram": NgramOptions()}
 
@@ -38,7 +38,9 @@ OTHER_PROPOSERS: dict[str, Any] = {"drafter": "d", "colocated": True, "ngram": N
 @cache
 def heads_module(kind: HeadsKind) -> Any:
     texts = greedy_texts(TARGET, [prompt[:4] for prompt in PROMPTS])
-    return medusa_heads(medusa_tensors(TARGET, texts)) if kind == "medusa" else trained_eagle3(TARGET, texts)
+    if kind == "medusa":
+        return medusa_heads(medusa_tensors(TARGET, texts))
+    return (trained_eagle3 if kind == "eagle3" else trained_dflash)(TARGET, texts)
 
 
 @cache
@@ -63,12 +65,15 @@ def make(
     runner = Runner(model, slots=slots, max_length=128, max_query=64, pages=pages)
     if kind is None:
         return runner, None
-    runner.keep_hidden_states(STATES if kind == "eagle3" else ())
+    runner.keep_hidden_states(() if kind == "medusa" else STATES)
     if graphs:
         runner.use_graphs(capture=lambda run: run)
     module = heads_module(kind) if weight is None else broken_heads(kind, weight)
-    heads: HeadProposer = MedusaProposer(module, runner) if kind == "medusa" else ChainProposer(module, runner)
-    return runner, heads
+    if kind == "dflash":
+        module = deepcopy(module)
+        module.join_context()
+    proposers = {"medusa": MedusaProposer, "eagle3": ChainProposer, "dflash": DFlashProposer}
+    return runner, proposers[kind](module, runner)
 
 
 @contextmanager

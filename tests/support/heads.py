@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from decoding.drafts.choices import RANKS, DraftChoice
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer
+from engine.heads.dflash import DFlashConfig, DFlashHead
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.medusa import MedusaHeads
 from engine.heads.proposer import DraftStart, Reading
@@ -140,4 +142,49 @@ def reduced_eagle3(model: PreTrainedModel, stride: int) -> Eagle3Head:
     ids = torch.arange(0, model.config.vocab_size, stride)
     head.lm_head = nn.Linear(head.hidden_size, len(ids), bias=False)
     head.d2t, head.outputs = ids - torch.arange(len(ids)), len(ids)
+    return head.eval().requires_grad_(False)
+
+
+def new_dflash(model: PreTrainedModel, *, windowed: bool = False, **options: Any) -> DFlashHead:
+    """A DFlash head with random weights, for the states after STATES layers of a tiny model.
+
+    windowed: whether its first layer sees four positions only.
+    """
+    size, vocab = model.config.hidden_size, model.config.vocab_size
+    layers = Qwen3Config(
+        hidden_size=size, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=vocab, use_sliding_window=windowed, sliding_window=4,
+        layer_types=["sliding_attention" if windowed else "full_attention", "full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"outputs": vocab, "block_size": 5, "mask_token_id": vocab - 1}
+    config = DFlashConfig(layers=layers, feature_size=len(STATES) * size, **settings | options)
+    head = DFlashHead(config)
+    for parameter in head.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+    return head
+
+
+def trained_dflash(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], steps: int = 60, **options: Any
+) -> DFlashHead:
+    """A DFlash head trained on texts of equal length, from every anchor."""
+    head = new_dflash(model, **options)
+    features = torch.stack([states_of(model, text)[1] for text in texts])  # [B, T, F]
+    tokens = torch.tensor([list(text) for text in texts])
+    size, shift = head.config.block_size, head.config.anchor_drafts
+    anchors = torch.arange(1, tokens.shape[1] - size)[None].expand(len(tokens), -1)  # [B, A]
+    entries = torch.arange(0 if shift else 1, size)
+    labels = tokens.gather(1, (anchors[..., None] + entries + shift).flatten(1))
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Module)
+    embeddings = embedding(head.blocks(tokens.gather(1, anchors))).detach()
+    optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
+    for _ in range(steps):
+        logits = head.logits(head(features, embeddings, anchors)[:, :, entries])
+        loss = cross_entropy(logits.flatten(0, 2), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return head.eval().requires_grad_(False)

@@ -1,16 +1,19 @@
 """Heads are tested on the target's own text when they are loaded, and refused with advice."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from decoding.errors import ConfigError
+from engine.heads.dflash import DFlashHead
+from engine.heads.dflash_layout import stored_dflash
 from engine.heads.loader import load_heads
 from engine.heads.proposer import HeadProposer
 from engine.heads.spec import HeadsSpec
 from engine.model.runner import Runner
-from tests.support.heads import STATES, greedy_texts, medusa_tensors, save, trained_eagle3
+from tests.support.heads import STATES, greedy_texts, medusa_tensors, new_dflash, save, trained_dflash, trained_eagle3
 from tests.support.models import VOCAB, tiny_model
 
 TARGET = tiny_model("llama-gqa")
@@ -61,14 +64,43 @@ def test_wrong_layers_are_refused_and_better_ones_named(eagle3: Path) -> None:
         load(spec(eagle3, "eagle3", layers=(0, 1, 2), min_acceptance=0.8))
 
 
+@pytest.fixture(scope="module")
+def dflash(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    head = trained_dflash(TARGET, TEXTS, steps=60)
+    return save_dflash(head, tmp_path_factory.mktemp("dflash"))
+
+
+def save_dflash(head: DFlashHead, folder: Path) -> Path:
+    tensors, config = stored_dflash(head, STATES, "target")
+    (folder / "config.json").write_text(json.dumps(config))
+    return save(folder, tensors)
+
+
+def test_a_dflash_head_on_the_right_layers_is_taken(dflash: Path) -> None:
+    proposer = load(spec(dflash, "dflash"))
+    assert (proposer.kind, proposer.length, proposer.chained) == ("dflash", 4, False)
+    with pytest.raises(ConfigError, match=r"read after \[0, 1, 2\] layers.*with `layers: \[1, 2, 3\]` they are \d+%"):
+        load(spec(dflash, "dflash", layers=(0, 1, 2), min_acceptance=0.8))
+
+
+def test_sliding_layers_that_see_both_ways_are_refused(tmp_path: Path) -> None:
+    folder = save_dflash(new_dflash(TARGET, windowed=True, causal=(False, False)), tmp_path)
+    with pytest.raises(ConfigError, match="sliding layers whose blocks see both ways"):
+        load(spec(folder, "dflash"))
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
         ("eagle3", {"layers": (1, 2)}, "has 2 numbers, but the head reads 3"),
         ("eagle3", {"layers": (1, 2, 9)}, "after 9 layers; the model has 3"),
         ("eagle3", {"tree": [[0]]}, "static trees are for medusa"),
+        ("dflash", {"layers": (1, 2)}, "has 2 numbers, but the head reads 3"),
+        ("dflash", {"tree": [[0]]}, "static trees are for medusa"),
     ],
 )
-def test_keys_that_do_not_fit_are_refused(eagle3: Path, kind: str, options: dict[str, object], message: str) -> None:
+def test_keys_that_do_not_fit_are_refused(
+    eagle3: Path, dflash: Path, kind: str, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(spec(eagle3, kind, **options))
+        load(spec(eagle3 if kind == "eagle3" else dflash, kind, **options))
