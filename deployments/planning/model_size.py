@@ -137,8 +137,9 @@ def _size(config: Mapping[str, Any], model: ModelConfig, tensors: _Tensors, stor
 
 def _loaded_bytes(name: str, shape: Sequence[int], item: float, quantization: str | None) -> float:
     """Return the bytes of a tensor that was not quantised before. item: of a number that is not quantised now."""
-    if quantization is not None and len(shape) == 2:
-        if not _KEPT.search(name):
+    is_expert = bool(_EXPERTS.search(name))
+    if quantization is not None and (len(shape) == 2 or is_expert):
+        if not _KEPT.search(name) or (is_expert and quantization != "nf4"):
             item = _QUANTIZED_BYTES[quantization]
         elif quantization != "nf4" and _ENDS.search(name):
             item = _QUANTIZED_BYTES["int8"]

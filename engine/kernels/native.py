@@ -22,7 +22,7 @@ _MATHS = (
     *("-fno-math-errno", "-ffinite-math-only", "-freciprocal-math"),
     *("--param", "avoid-fma-max-bits=0"),
 )
-_FUNCTIONS = "linear", "rms_norm", "rotate", "silu_gate", "activate", "add", "copy", "convolve"
+_FUNCTIONS = "linear", "rms_norm", "rotate", "silu_gate", "activate", "add", "copy", "convolve", "add_weighted"
 KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # each function exists for both, by these names
 _MOST_DIMENSIONS = 4
 
@@ -41,7 +41,8 @@ def library() -> ctypes.CDLL | None:
 
 def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
     names = [f"{name}_{kind}" for name in _FUNCTIONS for kind in KINDS.values()]
-    for name in (*names, "linear_bfloat16_to_float32", "attend", "recur", "quantized_linear", "quantized_rows"):
+    quantized = (f"quantized_{name}" for name in ("linear", "rows", "experts"))
+    for name in (*names, *quantized, "linear_bfloat16_to_float32", "attend", "recur"):
         function = getattr(loaded, name)
         function.argtypes, function.restype = [ctypes.c_void_p], None  # a structure
     loaded.replay.argtypes, loaded.replay.restype = [ctypes.c_void_p, ctypes.c_int64], None

@@ -1,8 +1,8 @@
 """Weights that are integers of 4 or 8 bits, or numbers of 8, in groups with a scale."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales to try, relative to the one tha
 class QuantizedWeight:
     """A matrix [out, in] of scale · (code − zero) + offset, with a scale and an offset for each group of inputs.
 
-    `in` is a multiple of a group's inputs, and these of 8. Without offsets, `zero` is the middle code, else 0.
+    Of E experts it is one for each: all tensors but the order then have a dimension [E, …] before these. `in` is a
+    multiple of a group's inputs, and these of 8. Without offsets, `zero` is the middle code, else 0.
     """
 
     codes: Tensor  # [out, in · bits / 8] uint8; of 4 bits, the lower half comes first
@@ -29,14 +30,14 @@ class QuantizedWeight:
     floats: bool = False  # codes are numbers of type float8_e4m3fn, and there are no offsets
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """[out, in]."""
-        return self.codes.shape[0], self.codes.shape[1] * 8 // self.bits
+    def shape(self) -> tuple[int, ...]:
+        """[out, in] or [E, out, in]."""
+        return *self.codes.shape[:-1], self.codes.shape[-1] * 8 // self.bits
 
     @property
     def group(self) -> int:
         """Inputs in a group."""
-        return self.shape[1] // self.scales.shape[1]
+        return self.shape[-1] // self.scales.shape[-1]
 
     @property
     def zero(self) -> int:
@@ -45,30 +46,30 @@ class QuantizedWeight:
 
     @property
     def unpacked_codes(self) -> Tensor:
-        """[out, in] uint8."""
+        """[out, in] or [E, out, in], uint8."""
         if self.bits == 8:
             return self.codes
-        return torch.stack([self.codes & 15, self.codes >> 4], dim=-1).flatten(1)
+        return torch.stack([self.codes & 15, self.codes >> 4], dim=-1).flatten(-2)
 
     def dequantized(self) -> Tensor:
-        """Return the matrix in float32."""
+        """Return the numbers in float32."""
         codes = self.codes.view(torch.float8_e4m3fn) if self.floats else self.unpacked_codes
-        grouped: Tensor = (codes.to(torch.float32) - self.zero).unflatten(1, (-1, self.group))
+        grouped: Tensor = (codes.to(torch.float32) - self.zero).unflatten(-1, (-1, self.group))
         weights: Tensor = grouped * self.scales.float()[..., None]
         if self.offsets is not None:
             weights += self.offsets.float()[..., None]
-        columns = weights.flatten(1)
-        return columns if self.order is None else columns[:, self.order.argsort()]
+        columns = weights.flatten(-2)
+        return columns if self.order is None else columns[..., self.order.argsort()]
 
     def parts(self) -> dict[str, Tensor]:
         """Return the tensors that it has, by `PARTS`."""
         tensors = self.codes, self.scales, self.offsets, self.order
         return {name: tensor for name, tensor in zip(PARTS, tensors, strict=True) if tensor is not None}
 
-    def can_join(self, other: Self) -> bool:
+    def can_join(self, other: "QuantizedWeight") -> bool:
         """Whether `joined` can make one matrix of both."""
         own, others = (
-            (weight.bits, weight.floats, weight.shape[1], weight.group, weight.scales.dtype, weight.offsets is None)
+            (weight.bits, weight.floats, weight.shape[-1], weight.group, weight.scales.dtype, weight.offsets is None)
             for weight in (self, other)
         )
         if self.order is None or other.order is None:
@@ -76,20 +77,38 @@ class QuantizedWeight:
         return own == others and torch.equal(self.order, other.order)
 
     def rows(self, rows: Tensor) -> "QuantizedWeight":
-        """Return a matrix of some rows. rows: [N] int64."""
-        offsets = None if self.offsets is None else self.offsets[rows]
-        return replace(self, codes=self.codes[rows], scales=self.scales[rows], offsets=offsets)
+        """Return a matrix of some rows, or one for each expert. rows: [N] int64."""
+        return self._changed(lambda tensor: tensor[..., rows, :])
+
+    def expert(self, index: int) -> "QuantizedWeight":
+        """Return the matrix [out, in] of one of E experts."""
+        return self._changed(lambda tensor: tensor[index])
 
     @classmethod
-    def joined(cls, weights: Sequence[Self]) -> Self:
-        """Return one matrix of all rows, of weights that can be joined."""
+    def joined(cls, weights: "Sequence[QuantizedWeight]") -> "QuantizedWeight":
+        """Return one matrix of all rows, of weights that can be joined; of experts, one for each."""
+        return cls._merged(weights, partial(torch.cat, dim=-2))
+
+    @classmethod
+    def stacked(cls, weights: "Sequence[QuantizedWeight]") -> "QuantizedWeight":
+        """Return the matrices of experts, one for each of those that are given. They can be joined, too."""
+        return cls._merged(weights, torch.stack)
+
+    @classmethod
+    def _merged(
+        cls, weights: "Sequence[QuantizedWeight]", merge: Callable[[list[Tensor]], Tensor]
+    ) -> "QuantizedWeight":
         offsets = [weight.offsets for weight in weights if weight.offsets is not None]
         return replace(
             weights[0],
-            codes=torch.cat([weight.codes for weight in weights]),
-            scales=torch.cat([weight.scales for weight in weights]),
-            offsets=torch.cat(offsets) if offsets else None,
+            codes=merge([weight.codes for weight in weights]),
+            scales=merge([weight.scales for weight in weights]),
+            offsets=merge(offsets) if offsets else None,
         )
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
+        offsets = None if self.offsets is None else change(self.offsets)
+        return replace(self, codes=change(self.codes), scales=change(self.scales), offsets=offsets)
 
 
 def weight_of(
@@ -101,18 +120,20 @@ def weight_of(
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Return codes as `QuantizedWeight` has them. codes: [out, in] uint8."""
-    return codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
+    """Return codes as `QuantizedWeight` has them. codes: [..., in] uint8."""
+    return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
 
 
 def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> QuantizedWeight:
     """Quantise a matrix without offsets. Of a few scales, each group gets the one with the least squared error.
 
-    weight: [out, in], `in` a multiple of `group`.
+    weight: [out, in], or [E, out, in] of experts; `in` is a multiple of `group`.
 
     Raises:
         ConfigError: some are not finite, or too large for a scale in float16.
     """
+    if weight.dim() == 3:
+        return QuantizedWeight.stacked([rounded_to_nearest(matrix, bits, group) for matrix in weight])
     groups = weight.detach().float().unflatten(1, (-1, group))  # [out, groups, group]
     largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
     lowest, highest = -(1 << bits - 1), (1 << bits - 1) - 1

@@ -58,6 +58,29 @@ def fixed_order_quantized_linear(
     return output.view(*x.shape[:-1], features)
 
 
+@triton.jit
+def code_numbers(
+    packed: tl.tensor,
+    BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    ZERO: tl.constexpr,
+    FEATURES: tl.constexpr,
+    INPUTS: tl.constexpr,
+) -> tl.tensor:
+    """Return the numbers that codes stand for, without scales, [FEATURES, INPUTS]. packed: uint8."""
+    if BITS == 4:
+        packed = tl.reshape(tl.join(packed & 15, packed >> 4), [FEATURES, INPUTS])
+    if FLOATS:  # of type float8_e4m3fn; those without a leading one get it, and lose it again
+        size = (packed & 127).to(tl.int32) << 20
+        small = size < 1 << 23
+        shifted = (size + tl.where(small, 121 << 23, 120 << 23)).to(tl.float32, bitcast=True)
+        numbers = shifted - tl.where(small, 0.015625, 0.0)
+        numbers = tl.where(packed < 128, numbers, -numbers)
+    else:
+        numbers = (packed.to(tl.int32) - ZERO).to(tl.float32)
+    return numbers
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _multiply_codes(
     x: tl.tensor,  # [tokens, inputs]
@@ -93,16 +116,7 @@ def _multiply_codes(
     total = tl.zeros([FEATURES, TOKENS], tl.float32)
     for start in range(0, inputs, INPUTS):
         packed = tl.load(code_bytes + start * BITS // 8)
-        if BITS == 4:
-            packed = tl.reshape(tl.join(packed & 15, packed >> 4), [FEATURES, INPUTS])
-        if FLOATS:  # of type float8_e4m3fn; those without a leading one get it, and lose it again
-            size = (packed & 127).to(tl.int32) << 20
-            small = size < 1 << 23
-            shifted = (size + tl.where(small, 121 << 23, 120 << 23)).to(tl.float32, bitcast=True)
-            numbers = shifted - tl.where(small, 0.015625, 0.0)
-            w = tl.where(packed < 128, numbers, -numbers).to(x.dtype.element_ty)
-        else:
-            w = (packed.to(tl.int32) - ZERO).to(tl.float32).to(x.dtype.element_ty)
+        w = code_numbers(packed, BITS, FLOATS, ZERO, FEATURES, INPUTS).to(x.dtype.element_ty)
         v = tl.load(vectors + start, mask=exists, other=0.0)
         group = row * groups + start // GROUP
         total += tl.load(scales + group).to(tl.float32)[:, None] * tl.dot(w, v, input_precision="ieee")

@@ -13,6 +13,7 @@ from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order
 from engine.layers.lora import LoraLayers
 from engine.layers.mlp import replace_activations, replace_mlps
 from engine.layers.norm import replace_norms
+from engine.layers.quantized_experts import pack_experts
 from engine.layers.quantized_linear import (
     NativeQuantizedEmbedding,
     NativeQuantizedLinear,
@@ -96,5 +97,6 @@ def use_faster_parts(module: nn.Module, *, deterministic: bool = False, lora: Lo
         pack_linears(module, deterministic=deterministic, wrap=lora.wrap)
     replace_norms(module, deterministic=deterministic)
     replace_mlps(module)  # after their projections
+    pack_experts(module)
     replace_activations(module)  # of other layers
     replace_rotary(module)

@@ -189,7 +189,8 @@ class NativeQuantizedEmbedding(nn.Module):
 
 
 _Weight = "*codes *scales *offsets bits floats zero group size scale_kind"
-_Multiplication = structure(f"{_Weight} *x *bias x_kind output_kind rows columns threads *output")
+_fields = f"{_Weight} *x *bias x_kind output_kind rows columns threads *output"
+_Multiplication, _ExpertsMultiplication = structure(_fields), structure(f"{_fields} *experts count each")
 _Rows = structure(f"{_Weight} *ids rows output_kind *output")
 
 
@@ -214,6 +215,33 @@ def _multiply(
         *(x.shape[:-1].numel(), len(bias), torch.get_num_threads(), output.data_ptr()),
     )
     call("quantized_linear", arguments)
+    return output
+
+
+@native_operator
+def multiply_experts(
+    x: Tensor,
+    chosen: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    bias: Tensor,
+    constants: Sequence[int],
+) -> Tensor:
+    """Return products with the weights of experts, which have a dimension more than those of layers.
+
+    x: [S / K, in], each row for K neighbours of the result; chosen: [S] int64, an expert each; returns [S, out].
+    """
+    x, chosen = contiguous(x), contiguous(chosen)
+    count, columns = bias.shape
+    rows, kind = len(chosen), _NUMBERS.index(x.dtype)
+    output = empty(rows, columns, dtype=x.dtype)
+    arguments = _ExpertsMultiplication(
+        *_weight(codes, scales, offsets, constants),
+        *(x.data_ptr(), bias.data_ptr(), kind, kind, rows, columns, torch.get_num_threads(), output.data_ptr()),
+        *(chosen.data_ptr(), count, rows // len(x)),
+    )
+    call("quantized_experts", arguments)
     return output
 
 

@@ -18,7 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from decoding.errors import ConfigError
 from engine.kernels.quantized_weight import GROUP
 from engine.layers.latent import PROJECTION, latent_layers
-from engine.loading.quantizer import IntegerConfig, rounded_layers
+from engine.loading.quantizer import IntegerConfig, rounded_experts, rounded_layers
 
 Quantization = Literal["int4", "int8", "nf4"]
 
@@ -73,7 +73,9 @@ def weight_bytes(skeleton: PreTrainedModel, dtype: torch.dtype, kind: Quantizati
         sizes |= {id(weight): weight.numel() * _NF4_BYTES for weight in _nf4_weights(skeleton, device).values()}
     elif kind is not None:
         layers = rounded_layers(skeleton, _BITS[kind])
-        sizes |= {id(layer.weight): layer.weight.numel() * (bits / 8 + 2 / GROUP) for _, layer, bits in layers}
+        weights = {layer.weight: bits for _, layer, bits in layers}
+        weights |= dict.fromkeys(map(skeleton.get_parameter, rounded_experts(skeleton)), _BITS[kind])
+        sizes |= {id(weight): weight.numel() * (bits / 8 + 2 / GROUP) for weight, bits in weights.items()}
     return int(sum(sizes.values()))
 
 

@@ -1,29 +1,40 @@
 """Lets transformers load other tools' quantised checkpoints into our own layers. It makes tensors when they are read.
 
-Linear layers stay quantised. Other quantised weights, such as experts, become plain ones.
+Linear layers and experts stay quantised. Other quantised weights become plain ones.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from decoding.errors import ConfigError
 from engine.kernels.quantized_weight import QuantizedWeight
 from engine.loading.quantized_formats import Reader, StoredWeight
+from engine.loading.quantizer import complete_experts, expert_shapes, named_parts
 from engine.loading.text_model import RENAMED
 
 _UNUSED = ".k_scale", ".v_scale", ".q_scale", ".input_scale", ".output_scale"  # of activations, which stay in `dtype`
-_MULTIPLIED = ".dt_proj"  # Mamba 1 multiplies its weight by itself
+_MULTIPLIED = ".dt_proj.weight"  # Mamba 1 multiplies its weight by itself
+_OF_EXPERTS = re.compile(r"((?:gate_|up_|gate_up_|down_)proj)(?:_(blocks|scales|scale_inv|scale))?")  # of all at once
+_PARTS_OF_EXPERTS = {None: "weight", "scale": "weight_scale", "scale_inv": "weight_scale_inv"}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -55,10 +66,10 @@ class _Weight:
         self._stored = stored
         self._parts: dict[str, Tensor] = {}
 
-    def parts(self, layer: str) -> dict[str, _Lazy]:
-        """Return the layer's tensors by name."""
-        parts = self._stored.like.parts().items()
-        return {f"{layer}.{part}": _Lazy(like.shape, partial(self._take, part)) for part, like in parts}
+    def parts(self, name: str) -> dict[str, _Lazy]:
+        """Return its tensors by name. name: of the weight."""
+        names = zip(named_parts(name, self._stored.like), self._stored.like.parts().items(), strict=True)
+        return {full: _Lazy(like.shape, partial(self._take, part)) for full, (part, like) in names}
 
     def _take(self, part: str) -> Tensor:
         if not self._parts:
@@ -83,30 +94,38 @@ def open_checkpoint(
         OSError: it has no file of safetensors.
         ConfigError: layers have a layout that can't be read.
     """
-    modules: dict[str, dict[str, Any]] = defaultdict(dict)
+    sources: dict[str, dict[str, Any]] = defaultdict(dict)  # parts by the names of weights
+    names: dict[str, dict[str, str]] = defaultdict(dict)  # in the files, by the same
     for file in _files(path, revision):
         opened: Any = safe_open(file, framework="pt")
         for name in opened.keys():  # noqa: SIM118 - it is no mapping
-            module, _, part = name.rpartition(".")
-            modules[module][part] = opened.get_slice(name)
-    layer_of = _layer_finder(skeleton) if keeps_integers else lambda _: None
+            weight, part = _split(name)
+            sources[weight][part], names[weight][part] = opened.get_slice(name), name
+    stored = {weight: each for weight, parts in sources.items() if (each := read(parts)) is not None}
+    kept = _Finder(skeleton, stored).find() if keeps_integers else _Kept({}, set())
     tensors: dict[str, Any] = {}
-    layers: dict[str, QuantizedWeight] = {}
-    for module, parts in modules.items():
-        stored = read(parts)
-        layer = None if stored is None else layer_of(module)
-        if stored is None:
-            named = {f"{module}.{part}".removeprefix("."): value for part, value in parts.items()}
-            _check_plain(named)
-            tensors |= {name: value for name, value in named.items() if not name.endswith(_UNUSED)}
-        elif layer is None:
-            tensors[f"{module}.weight"] = _Lazy(stored.like.shape, partial(_plain, stored, dtype))
-        else:
-            layers[layer] = stored.like
-            tensors |= _Weight(stored).parts(layer)
-        if stored is not None and "bias" in parts:
-            tensors[f"{module}.bias"] = parts["bias"]
+    for name, matrix in kept.layers.items():
+        tensors |= _Weight(matrix).parts(name)
+    for weight, parts in sources.items():
+        if weight not in stored:
+            plain = {names[weight][part]: value for part, value in parts.items()}
+            _check_plain(plain)
+            tensors |= {name: value for name, value in plain.items() if not name.endswith(_UNUSED)}
+        elif weight not in kept.weights:
+            tensors[weight] = _plain(stored[weight], dtype)
+        if weight in stored and "bias" in parts:
+            tensors[names[weight]["bias"]] = parts["bias"]
+    layers = {name.removesuffix(".weight"): matrix.like for name, matrix in kept.layers.items()}
     return QuantizedCheckpoint(tensors, layers)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the name of a weight, and which part of it a tensor of that name is."""
+    module, _, last = name.rpartition(".")
+    of_experts = _OF_EXPERTS.fullmatch(last)
+    if of_experts is None:
+        return f"{module}.weight", last
+    return f"{module}.{of_experts[1]}", _PARTS_OF_EXPERTS.get(of_experts[2], of_experts[2])
 
 
 def _check_plain(tensors: Mapping[str, Any]) -> None:
@@ -115,27 +134,73 @@ def _check_plain(tensors: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is FP8 without a known scale")
 
 
-def _plain(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
-    return stored.read().dequantized().to(dtype)
+def _plain(stored: StoredWeight, dtype: torch.dtype) -> _Lazy:
+    def read() -> Tensor:
+        weight = stored.read().dequantized().to(dtype)
+        return weight.mT if stored.is_turned else weight
+
+    shape = torch.empty(stored.like.shape, device="meta")
+    return _Lazy((shape.mT if stored.is_turned else shape).shape, read)
 
 
-def _layer_finder(model: PreTrainedModel) -> Callable[[str], str | None]:
-    """Return a function from a module's name in the files to that of the model's linear layer, or to None."""
-    transforms = get_model_conversion_mapping(model, RENAMED)
-    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
-    converters = [each for each in transforms if isinstance(each, WeightConverter)]
-    linear = {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and not name.endswith(_MULTIPLIED)
-    }
-    known = model.state_dict()
+class _Kept(NamedTuple):
+    layers: Mapping[str, StoredWeight]  # by the names of the model's weights
+    weights: set[str]  # of the files, which these are made of
 
-    def find(module: str) -> str | None:
-        name, merged = rename_source_key(f"{module}.weight", renamings, converters, model.base_model_prefix, known)
-        return name.removesuffix(".weight") if merged is None and name in linear else None
 
-    return find
+class _Finder:
+    """Finds the linear layers and experts that weights in files belong to."""
+
+    def __init__(self, model: PreTrainedModel, stored: Mapping[str, StoredWeight]) -> None:
+        self._model, self._stored = model, stored
+        transforms = get_model_conversion_mapping(model, RENAMED)
+        self._renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+        self._converters = [each for each in transforms if isinstance(each, WeightConverter)]
+
+    def find(self) -> _Kept:
+        model, known, shapes = self._model, self._model.state_dict(), dict(expert_shapes(self._model))
+        linear = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear}
+        layers: dict[str, StoredWeight] = {}
+        parts: dict[str, dict[str | None, list[str]]] = defaultdict(lambda: defaultdict(list))  # of experts' matrices
+        for weight in sorted(self._stored, key=dot_natural_key):
+            name, pattern = rename_source_key(weight, self._renamings, self._converters, model.base_model_prefix, known)
+            if name in shapes:
+                parts[name][pattern].append(weight)
+            elif pattern is None and name in linear and not name.endswith(_MULTIPLIED):
+                layers[name] = self._stored[weight]
+                parts[name][None] = [weight]
+        matrices = {name: self._matrix(parts[name], name, shapes[name]) for name in parts if name in shapes}
+        layers |= {name: matrix for name, matrix in matrices.items() if matrix is not None}
+        layers = complete_experts(model, layers)
+        return _Kept(layers, {weight for name in layers for part in parts[name].values() for weight in part})
+
+    def _matrix(self, parts: Mapping[str | None, list[str]], name: str, shape: tuple[int, ...]) -> StoredWeight | None:
+        """Return a matrix of all experts; None: the weights in files don't make one.
+
+        parts: their names, by the pattern of the converter that would merge them.
+        """
+        converter = next((each for each in self._converters if parts.keys() & set(each.source_patterns)), None)
+        patterns = [None] if converter is None else converter.source_patterns
+        operations = [] if converter is None else converter.operations
+        rows = [[self._stored[weight] for weight in parts.get(pattern, ())] for pattern in patterns]
+        stored = [each for row in rows for each in row]
+        experts: Any = self._model.get_submodule(name.rpartition(".")[0])
+        if (
+            not all(isinstance(each, MergeModulelist | Concatenate) for each in operations)
+            or len({len(row) for row in rows}) > 1
+            or not all(each.like.order is None and each.like.can_join(stored[0].like) for each in stored)
+            or any(each.is_turned != experts.is_transposed for each in stored)
+        ):
+            return None
+        like = _matrices([[each.like for each in row] for row in rows])
+        if like.shape != shape:
+            return None
+        return StoredWeight(like, lambda: _matrices([[each.read() for each in row] for row in rows]))
+
+
+def _matrices(rows: Sequence[Sequence[QuantizedWeight]]) -> QuantizedWeight:
+    """Return the matrices [E, out, in] of experts. rows: what stands one below the other, of each expert or of all."""
+    return QuantizedWeight.joined([QuantizedWeight.stacked(row) if len(row[0].shape) == 2 else row[0] for row in rows])
 
 
 def _files(path: str, revision: str | None) -> Sequence[str]:

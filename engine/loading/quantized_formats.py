@@ -18,15 +18,18 @@ from engine.kernels.quantized_weight import QuantizedWeight, pack_codes
 Parts = Mapping[str, Any]  # what a module has in the files, by the last part of its name: slices of safetensors
 _WORD = 32  # bits
 _BITS = (4, 8)
+_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])  # twice the value of each code of MXFP4
+_POWERS = torch.tensor([2.0**exponent for exponent in range(-128, 128)])  # half the value of each scale of MXFP4
 _AWQ_COLUMNS = 0, 4, 1, 5, 2, 6, 3, 7  # where in a word the next column's code is
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A quantised matrix in files. `read` returns it; `like` is the same on the meta device, without data."""
+    """A quantised matrix in files, or one for each expert. `read` returns it; `like` is the same on the meta device."""
 
     like: QuantizedWeight
     read: Callable[[], QuantizedWeight]
+    is_turned: bool = False  # the model's parameter is its transpose
 
 
 Reader = Callable[[Parts], StoredWeight | None]  # None: the module is not quantised
@@ -164,24 +167,47 @@ def _read_octets(parts: Parts, scale: Any, block: Sequence[int] | None) -> Store
     kind = parts["weight"].get_dtype() if "weight" in parts else None
     if kind not in ("I8", "F8_E4M3"):
         return None
-    rows, size = parts["weight"].get_shape()
+    *experts, rows, size = parts["weight"].get_shape()
     floats = kind == "F8_E4M3"
 
+    def grouped(numbers: Tensor) -> Tensor:
+        if not experts:
+            return _in_groups(numbers, rows, size, block)
+        return torch.stack([_in_groups(own, rows, size, block) for own in numbers])
+
     def weight() -> QuantizedWeight:
-        octets = parts["weight"][...].view(torch.uint8)
-        scales = _in_groups(scale[...], rows, size, block)
+        octets, scales = parts["weight"][...].view(torch.uint8), grouped(scale[...])
         if floats:
             wide = scales.float().contiguous()
             return QuantizedWeight(codes=octets, scales=wide, offsets=None, bits=8, floats=True)
         stored = parts.get("weight_zero_point")
-        zeros = None if stored is None else _in_groups(stored[...].float(), rows, size, block) + 128
+        zeros = None if stored is None else grouped(stored[...].float()) + 128
         return _weight(octets ^ 128, scales, zeros, 8, None)
 
-    groups = _in_groups(torch.empty(scale.get_shape(), device="meta"), rows, size, block).shape[1]
-    like = _like(rows, size, groups, 8, scale, offsets="weight_zero_point" in parts, order=None)
+    groups = grouped(torch.empty(scale.get_shape(), device="meta")).shape[-1]
+    like = _like((*experts, rows), size, groups, 8, scale, offsets="weight_zero_point" in parts, order=None)
     if floats:
         like = replace(like, floats=True, scales=like.scales.float(), offsets=None)
     return StoredWeight(like, weight)
+
+
+def _mxfp4(settings: Mapping[str, Any]) -> Reader:
+    def read(parts: Parts) -> StoredWeight | None:
+        if "blocks" not in parts:
+            return None
+        *rows, groups, octets = parts["blocks"].get_shape()
+        scales = torch.empty(*rows, groups, device="meta")
+        codes = torch.empty(*rows, groups * octets * 2, dtype=torch.uint8, device="meta")
+
+        def weight() -> QuantizedWeight:
+            packed, exponents = parts["blocks"][...], parts["scales"][...]
+            twice = _E2M1[torch.stack([packed & 15, packed >> 4], dim=-1).long()].flatten(-3)
+            halves = _POWERS[exponents.int()]
+            return QuantizedWeight(codes=(twice + 128).to(torch.uint8), scales=halves, offsets=None, bits=8)
+
+        return StoredWeight(QuantizedWeight(codes=codes, scales=scales, offsets=None, bits=8), weight, is_turned=True)
+
+    return read
 
 
 def _in_groups(scales: Tensor, rows: int, size: int, block: Sequence[int] | None) -> Tensor:
@@ -251,14 +277,15 @@ def _weight(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, orde
 
 
 def _like(
-    rows: int, size: int, groups: int, bits: int, scales: Any, *, offsets: bool, order: Tensor | None
+    rows: int | tuple[int, ...], size: int, groups: int, bits: int, scales: Any, *, offsets: bool, order: Tensor | None
 ) -> QuantizedWeight:
+    rows = (rows,) if isinstance(rows, int) else rows
     dtype = torch.float16 if scales.get_dtype() == "F16" and not offsets else torch.float32
     with torch.device("meta"):
         return QuantizedWeight(
-            codes=torch.empty(rows, size * bits // 8, dtype=torch.uint8),
-            scales=torch.empty(rows, groups, dtype=dtype),
-            offsets=torch.empty(rows, groups, dtype=dtype) if offsets else None,
+            codes=torch.empty(*rows, size * bits // 8, dtype=torch.uint8),
+            scales=torch.empty(*rows, groups, dtype=dtype),
+            offsets=torch.empty(*rows, groups, dtype=dtype) if offsets else None,
             bits=bits,
             order=None if order is None else torch.empty(size, dtype=torch.int64),
         )
@@ -270,7 +297,8 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "mxfp4": _mxfp4,
 }
 _COMPRESSED = {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"}
-_BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes", "mxfp4")
+_BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes")
 _NEAREST = "GPTQ, AWQ, compressed-tensors, FP8 and GGUF can, and `quantization: int4` rounds plain weights"

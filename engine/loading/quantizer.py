@@ -1,26 +1,28 @@
 """Lets transformers load weights of 4 or 8 bits: from folders that have them, or rounded while they are read."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightTransform
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.kernels.quantized_weight import GROUP, QuantizedWeight, rounded_to_nearest
+from engine.kernels.quantized_weight import GROUP, PARTS, QuantizedWeight, rounded_to_nearest
 from engine.layers.latent import PROJECTION
 from engine.layers.linear import uncalled_layers
+from engine.layers.quantized_experts import QuantizedExperts, expert_matrices, part_name
 from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, QuantizedModule
 
 METHOD = "consort"  # in a checkpoint's configuration
-_SCALES = ".scales"
+_SCALES = ".scales", "_scales"  # end names of a layer's, and of those of experts
 _EMPTY = "empty"  # name of a parameter
+T = TypeVar("T")
 _DTYPES = {"U8": torch.uint8, "F16": torch.float16, "F32": torch.float32}  # in safetensors
 
 
@@ -43,8 +45,31 @@ def can_be_quantized(layer: nn.Module) -> bool:
 
 
 def named_parts(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the tensors of a weight by their names in checkpoints. name: of the weight."""
+    """Return the tensors of a weight by their names in checkpoints. name: of the weight, or of a matrix of experts."""
     return {_part(name, part): tensor for part, tensor in weight.parts().items()}
+
+
+def expert_shapes(model: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Yield the matrices of experts that can be quantised: their names, and [E, out, in]."""
+    for path, module in model.named_modules():
+        for name in expert_matrices(module):
+            count, first, second = module.get_parameter(name).shape
+            yield f"{path}.{name}", (count, second, first) if module.is_transposed else (count, first, second)
+
+
+def rounded_experts(model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:
+    """Return the matrices of experts that are rounded."""
+    return complete_experts(model, {name: shape for name, shape in expert_shapes(model) if shape[-1] % GROUP == 0})
+
+
+def complete_experts(model: nn.Module, matrices: dict[str, T]) -> dict[str, T]:
+    """Leave out matrices of experts that have others. matrices: with what belongs to them, by name; also of layers."""
+
+    def is_complete(name: str) -> bool:
+        path = name.rpartition(".")[0]
+        return all(f"{path}.{matrix}" in matrices for matrix in expert_matrices(model.get_submodule(path)))
+
+    return {name: value for name, value in matrices.items() if is_complete(name)}
 
 
 def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.Linear | nn.Embedding, int]]:
@@ -73,6 +98,13 @@ def round_layers(model: PreTrainedModel, bits: int) -> None:
         if own_bits == 8:
             ends[id(layer.weight)] = weight  # tied ones share it
         _replace(model, name, weight, dtype)
+    matrices = {
+        name: rounded_to_nearest(
+            _out_first(model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)), bits
+        )
+        for name in rounded_experts(model)
+    }
+    _replace_experts(model, matrices)
     _keep_a_parameter(model, dtype)
 
 
@@ -95,13 +127,18 @@ class IntegerQuantizer(HfQuantizer):
         checkpoint_files: Sequence[str] = (),
         **_: object,
     ) -> None:
+        bits = self.quantization_config.bits or 8
         if self.quantization_config.layers is not None:
             weights = dict(self.quantization_config.layers)
         elif self.pre_quantized:
             weights = dict(_stored(model, checkpoint_files))
         else:
-            layers = rounded_layers(model, self.quantization_config.bits or 8)
-            weights = {name: _empty(layer.weight.shape, bits) for name, layer, bits in layers}
+            layers = rounded_layers(model, bits)
+            weights = {name: _empty(layer.weight.shape, own_bits) for name, layer, own_bits in layers}
+            weights |= {name: _empty(shape, bits) for name, shape in rounded_experts(model).items()}
+        experts = _replace_experts(
+            model, {name: weights.pop(name) for name, _ in list(expert_shapes(model)) if name in weights}
+        )
         parts: dict[str, str] = {}
         for name, source in model.all_tied_weights_keys.items():  # the file has one of the two
             weight = weights.get(source.removesuffix(".weight"))
@@ -112,11 +149,13 @@ class IntegerQuantizer(HfQuantizer):
         model._tied_weights_keys = {**(model._tied_weights_keys or {}), **parts}
         for name, weight in weights.items():
             _replace(model, name, weight, self._dtype).make_parameters()
+        for fresh in experts:
+            fresh.make_parameters()
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
         self.quantization_config.layers = None
         for module in model.modules():
-            if isinstance(module, QuantizedModule):
+            if isinstance(module, QuantizedModule | QuantizedExperts):
                 module.make_buffers()
         _keep_a_parameter(model, self._dtype)
         return model
@@ -124,7 +163,23 @@ class IntegerQuantizer(HfQuantizer):
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: object) -> bool:
         """Whether to call `get_quantize_ops` for a weight that is read."""
         module, name = get_module_from_name(model, param_name)
-        return self.quantization_config.bits is not None and name == "weight" and isinstance(module, QuantizedModule)
+        is_weight = isinstance(module, QuantizedModule) and name == "weight"
+        is_matrix = isinstance(module, QuantizedExperts) and name in module.matrices
+        return self.quantization_config.bits is not None and (is_weight or is_matrix)
+
+    def update_weight_conversions(
+        self, weight_conversions: Sequence[WeightTransform], model: PreTrainedModel
+    ) -> Sequence[WeightTransform]:
+        """Leave out what would transpose experts that are quantised already."""
+        if self.quantization_config.bits is not None:
+            return weight_conversions
+        experts = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedExperts)}
+        codes = [f"{name}.{matrix}" for name, module in experts.items() for matrix in module.matrices]
+        return [
+            each
+            for each in weight_conversions
+            if not isinstance(each, WeightConverter) or all(each.rename_source_key(name)[1] is None for name in codes)
+        ]
 
     def get_quantize_ops(self) -> ConversionOps:
         """Return what rounds a weight."""
@@ -152,23 +207,29 @@ class _Rounding(ConversionOps):
     def convert(self, input_dict: dict[str, Any], *_: object, model: Any = None, **__: object) -> dict[str, Any]:
         parts: dict[str, Tensor] = {}
         for name, value in input_dict.items():
-            module, _name = get_module_from_name(model, name)
-            weight = rounded_to_nearest(value[0] if isinstance(value, list) else value, module.bits)
-            parts |= named_parts(name, weight)
+            module, matrix = get_module_from_name(model, name)
+            tensor = value[0] if isinstance(value, list) else value
+            bits = module.bits_of(matrix) if isinstance(module, QuantizedExperts) else module.bits
+            parts |= named_parts(name, rounded_to_nearest(_out_first(module, tensor), bits))
         return parts
 
 
 def _part(weight: str, part: str) -> str:
     """Return the name of a part of a weight, by the weight's name."""
-    return f"{weight.removesuffix('weight')}{part}"
+    return f"{weight.removesuffix('weight')}{part}" if weight.endswith(".weight") else part_name(weight, part)
+
+
+def _out_first(module: nn.Module, weight: Tensor) -> Tensor:
+    """Return [out, in] or [E, out, in]. weight: of the module, which may be experts that transformers transposes."""
+    return weight.mT if getattr(module, "is_transposed", False) else weight
 
 
 def _empty(shape: Sequence[int], bits: int) -> QuantizedWeight:
-    rows, size = shape
+    *rows, size = shape
     with torch.device("meta"):
-        codes = torch.empty(rows, size * bits // 8, dtype=torch.uint8)
+        codes = torch.empty(*rows, size * bits // 8, dtype=torch.uint8)
         return QuantizedWeight(
-            codes=codes, scales=torch.empty(rows, size // GROUP, dtype=torch.float16), offsets=None, bits=bits
+            codes=codes, scales=torch.empty(*rows, size // GROUP, dtype=torch.float16), offsets=None, bits=bits
         )
 
 
@@ -181,11 +242,25 @@ def _stored(model: nn.Module, files: Sequence[str]) -> Iterator[tuple[str, Quant
                 part = opened.get_slice(name)
                 dtype = _DTYPES.get(part.get_dtype(), torch.bfloat16)
                 tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
-    for name in (name.removesuffix(_SCALES) for name in tensors if name.endswith(_SCALES)):
-        layer: Any = model.get_submodule(name)
-        codes, size = tensors[f"{name}.weight"], layer.weight.shape[1]
-        scales, offsets = tensors[f"{name}.scales"], tensors.get(f"{name}.offsets")
-        yield name, QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=8 * codes.shape[1] // size)
+    sizes = {name: shape[-1] for name, shape in expert_shapes(model)}
+    sizes |= {name: layer.weight.shape[1] for name, layer in model.named_modules() if can_be_quantized(layer)}
+    for name in (name[: -len(_SCALES[0])] for name in tensors if name.endswith(_SCALES)):
+        weight = f"{name}.weight" if f"{name}.weight" in tensors else name
+        codes, scales, offsets = (tensors.get(_part(weight, part)) for part in PARTS[:3])
+        if name in sizes and codes is not None and scales is not None:
+            bits = 8 * codes.shape[-1] // sizes[name]
+            yield name, QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=bits)
+
+
+def _replace_experts(model: PreTrainedModel, matrices: Mapping[str, QuantizedWeight]) -> list[QuantizedExperts]:
+    weights: dict[str, dict[str, QuantizedWeight]] = {}
+    for name, weight in matrices.items():
+        path, _, matrix = name.rpartition(".")
+        weights.setdefault(path, {})[matrix] = weight
+    fresh = {path: QuantizedExperts(model.get_submodule(path), own) for path, own in weights.items()}
+    for path, experts in fresh.items():
+        model.set_submodule(path, experts)
+    return list(fresh.values())
 
 
 def _replace(model: PreTrainedModel, name: str, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedModule:

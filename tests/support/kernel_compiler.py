@@ -153,8 +153,9 @@ def main() -> None:
     from engine.kernels.attention import AttentionArgs, Reach
     from engine.kernels.triton_attention import attend
     from engine.kernels.triton_elementwise import fixed_order_rms_norm
+    from engine.kernels.triton_quantized_experts import fixed_order_experts
     from engine.kernels.triton_quantized_linear import fixed_order_quantized_linear
-    from tests.support.quantized import Layout, random_weight
+    from tests.support.quantized import Layout, experts_of, random_weight
 
     def launch_attention(cache: torch.dtype, heads: int = 32, **options: Any) -> None:
         batch, tables = text_batch(4, 6, 2048, "cpu")
@@ -185,6 +186,9 @@ def main() -> None:
     for bits, offsets in ((4, True), (8, False)):
         quantized = random_weight(Layout(bits, 32, 4096, 4096, offsets, torch.float16))
         compile_launches(f"{bits} bits", partial(fixed_order_quantized_linear, weight[:6], quantized))
+        of_experts = experts_of(Layout(bits, 32, 1024, 4096, offsets, torch.float16), 4)
+        rows = torch.arange(6) % 4
+        compile_launches(f"experts of {bits} bits", partial(fixed_order_experts, weight[:6], rows, of_experts))
     compile_launches("norm", lambda: fixed_order_rms_norm(weight, weight[0], 1e-6))
     for name, options in STATES.items():
         compile_launches(name, partial(_launch_recurrence, **options))

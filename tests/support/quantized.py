@@ -47,3 +47,10 @@ def random_weight(layout: Layout, *, device: str = "cpu") -> QuantizedWeight:
         bits=layout.bits,
         floats=layout.floats,
     )
+
+
+def experts_of(layout: Layout, count: int, *, device: str = "cpu") -> QuantizedWeight:
+    """Return the weight of experts that differ."""
+    weight = random_weight(layout._replace(rows=count * layout.rows), device=device)
+    rows = torch.arange(count * layout.rows, device=device)
+    return QuantizedWeight.stacked([weight.rows(own) for own in rows.chunk(count)])

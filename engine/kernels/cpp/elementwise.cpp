@@ -37,9 +37,35 @@ void copy(const CopyCall& call) {
                             call.size, to);
 }
 
+struct WeightedCall {
+    const void* x;         // [rows, count, size]
+    const float* weights;  // [rows, count]
+    int64_t rows, count, size, threads;
+    void* output;  // [rows, size]
+};
+
+// Sums over `count`, in order, rounded once.
+template <typename T>
+void add_weighted(const WeightedCall& call) {
+    const int64_t size = call.size;
+#pragma omp parallel for num_threads(call.threads) if (call.rows * call.count * size > few)
+    for (int64_t row = 0; row < call.rows; ++row) {
+        const T* x = static_cast<const T*>(call.x) + row * call.count * size;
+        const float* weights = call.weights + row * call.count;
+        T* output = static_cast<T*>(call.output) + row * size;
+        for (int64_t i = 0; i < size; ++i) {
+            float sum = 0.0f;
+            for (int64_t j = 0; j < call.count; ++j) sum = std::fma(weights[j], load(x[j * size + i]), sum);
+            store(sum, output + i);
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" void add_float32(const AddCall* call) { add<float>(*call); }
 extern "C" void add_bfloat16(const AddCall* call) { add<BFloat16>(*call); }
 extern "C" void copy_float32(const CopyCall* call) { copy<float>(*call); }
 extern "C" void copy_bfloat16(const CopyCall* call) { copy<BFloat16>(*call); }
+extern "C" void add_weighted_float32(const WeightedCall* call) { add_weighted<float>(*call); }
+extern "C" void add_weighted_bfloat16(const WeightedCall* call) { add_weighted<BFloat16>(*call); }

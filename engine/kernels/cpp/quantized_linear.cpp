@@ -37,6 +37,12 @@ struct Call {
     void* output;  // [rows, columns]
 };
 
+struct ExpertsCall {
+    Call linear;             // of the first expert, whose weight and bias those of the others follow; with the rows of all
+    const int64_t* experts;  // [rows], of the output
+    int64_t count, each;     // of experts; rows of the output that share one of x, which has rows / each
+};
+
 struct RowsCall {
     Weight weight;
     const int64_t* ids;  // [rows], of output features
@@ -335,4 +341,42 @@ extern "C" void quantized_rows(const RowsCall* call) {
 extern "C" void quantized_linear(const Call* call) {
     if (call->x_kind == Number::float32) return linear_of_inputs<float>(*call);
     linear_of_inputs<BFloat16>(*call);
+}
+
+// Each row's product with the weight of its expert.
+extern "C" void quantized_experts(const ExpertsCall* call) {
+    static thread_local std::vector<int64_t> begins, order;
+    static thread_local std::vector<char> memory;
+    const Call& linear = call->linear;
+    const Weight& weight = linear.weight;
+    begins.assign(call->count + 1, 0);
+    order.resize(linear.rows);
+    for (int64_t row = 0; row < linear.rows; ++row) ++begins[call->experts[row]];
+    for (int64_t expert = 0; expert < call->count; ++expert) begins[expert + 1] += begins[expert];
+    for (int64_t row = linear.rows - 1; row >= 0; --row) order[--begins[call->experts[row]]] = row;
+
+    const int64_t width = weight.size * bytes(linear.x_kind), output_width = linear.columns * bytes(linear.output_kind);
+    const int64_t numbers = divide_up(linear.columns, panel) * panel * weight.size, groups = numbers / weight.group;
+    const bool wide = weight.scale_kind == Number::float32;
+    const Scales scales = {weight.scales, wide}, offsets = {weight.offsets, wide};
+    memory.resize(std::max<size_t>(memory.size(), linear.rows * (width + output_width)));
+    char *inputs = memory.data(), *outputs = inputs + linear.rows * width;
+    const auto* x = static_cast<const char*>(linear.x);
+    for (int64_t row = 0; row < linear.rows; ++row)
+        std::memcpy(inputs + row * width, x + order[row] / call->each * width, width);
+    for (int64_t expert = 0; expert < call->count; ++expert) {
+        Call own = linear;
+        own.rows = begins[expert + 1] - begins[expert];
+        if (!own.rows) continue;
+        own.weight.codes += expert * numbers * weight.bits / 32;
+        own.weight.scales = scales.from(expert * groups).numbers;
+        own.weight.offsets = offsets.from(expert * groups).numbers;
+        own.x = inputs + begins[expert] * width;
+        own.bias += expert * linear.columns;
+        own.output = outputs + begins[expert] * output_width;
+        quantized_linear(&own);
+    }
+    auto* output = static_cast<char*>(linear.output);
+    for (int64_t row = 0; row < linear.rows; ++row)
+        std::memcpy(output + order[row] * output_width, outputs + row * output_width, output_width);
 }

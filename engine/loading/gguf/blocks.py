@@ -1,6 +1,6 @@
 """The quantised blocks of GGUF files as integers in groups, exactly: llama.cpp's formats, ggml/src/ggml-common.h."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,21 +21,23 @@ _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.
 
 
 def quantized_blocks(kind: str, data: _Bytes) -> QuantizedWeight:
-    """Return the matrix that blocks store. kind: their type, see `BLOCKS`; data: [out, bytes of a row]."""
+    """Return the matrix that blocks store, or those of experts.
+
+    kind: their type, see `BLOCKS`; data: [out, bytes of a row] or [E, out, bytes of a row].
+    """
     bits, size, read = BLOCKS[kind]
-    blocks = data.reshape(-1, size)
+    blocks, rows = data.reshape(-1, size), data.shape[:-1]
     codes, scales, offsets = read(blocks)
-    rows = len(data)
     return QuantizedWeight(
-        codes=pack_codes(torch.from_numpy(codes.reshape(rows, -1)), bits),
+        codes=pack_codes(torch.from_numpy(codes.reshape(*rows, -1)), bits),
         scales=_rows(scales, rows),
         offsets=None if offsets is None else _rows(offsets, rows),
         bits=bits,
     )
 
 
-def _rows(numbers: _Floats, rows: int) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(numbers.reshape(rows, -1)))
+def _rows(numbers: _Floats, rows: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers.reshape(*rows, -1)))
 
 
 def _halves(blocks: _Bytes, first: int, count: int = 1) -> NDArray[np.float16]:

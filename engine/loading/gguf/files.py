@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
 _SIZES = "stored_bytes.json"  # by the dtype of what isn't quantised
-_FORMAT = 8  # of the conversions; raised when they change
+_FORMAT = 9  # of the conversions; raised when they change
 _RECOMMENDED = {  # keys below general.sampling that a file may have: transformers' names
     "temp": "temperature",
     "top_k": "top_k",
@@ -146,8 +146,7 @@ def stored_bytes(tensors: "Iterable[StoredTensor]", item: int) -> int:
     """Return how many bytes tensors of a file take, quantised where they can be. item: bytes of each other number."""
     bits = 0.0
     for tensor in tensors:
-        kind = tensor.kind.name if len(tensor.shape) == 2 else None  # others are unpacked
-        bits += math.prod(tensor.shape) * _STORED_BITS.get(kind or "", 8.0 * item)
+        bits += math.prod(tensor.shape) * _STORED_BITS.get(tensor.kind.name, 8.0 * item)
     return int(bits / 8)
 
 
@@ -302,7 +301,7 @@ def _save_weights(file: Path, folder: Path, *, dtype: str, unpacked: bool) -> No
     model, placements = place_weights(header, config)
     torch_dtype = getattr(torch, auto_dtype(str(file), config) if dtype == "auto" else dtype)
     config.dtype = torch_dtype
-    stored = {} if unpacked else dict(stored_weights(header, placements, model))
+    stored = {} if unpacked else stored_weights(header, placements, model)
     others = [placement for placement in placements if placement.weight not in stored]
     weights = dict(read_weights(header, others, config, torch_dtype))
     if stored:

@@ -1,7 +1,7 @@
 """The configuration of a GGUF file's model, where the file has each of its weights, and their values."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from engine.loading.gguf.families import FAMILIES, Family
 from engine.loading.gguf.header import Header
 from engine.loading.gguf.rope import set_positions
 from engine.loading.gguf.sources import WEIGHTS, Source, rotated_rows
-from engine.loading.quantizer import can_be_quantized
+from engine.loading.quantizer import can_be_quantized, complete_experts, expert_shapes
 from engine.loading.text_model import causal_class
 
 _KEYS = {  # of all families, as far as a file has them
@@ -256,19 +256,30 @@ def read_weights(
 
 def stored_weights(
     header: Header, placements: Sequence[Placement], model: PreTrainedModel
-) -> Iterator[tuple[str, QuantizedWeight]]:
-    """Yield the weights of linear layers and embeddings that stay quantised as in the file, by name."""
+) -> dict[str, QuantizedWeight]:
+    """Return the weights of linear layers, embeddings and experts that stay quantised as in the file, by name."""
+    weights: dict[str, QuantizedWeight] = {}
+    experts = dict(expert_shapes(model))
     for placement in placements:
-        layer, source = model.get_submodule(placement.weight.rpartition(".")[0]), placement.source
-        kinds = {header.tensors[tensor].kind.name for tensor in placement.tensors}
-        is_moved = source.compute or source.transposed or placement.shift or placement.index is not None
-        if not can_be_quantized(layer) or is_moved or placement.columns is not None or not kinds <= BLOCKS.keys():
+        if not _stays_as_it_is(placement, header, model, experts):
             continue
         tensors = (header.tensors[tensor] for tensor in placement.tensors)
         parts = [quantized_blocks(tensor.kind.name, np.array(tensor.data)) for tensor in tensors]
         if all(part.can_join(parts[0]) for part in parts):
             weight = QuantizedWeight.joined(parts)
-            yield placement.weight, weight if placement.rows is None else weight.rows(placement.rows)
+            weights[placement.weight] = weight if placement.rows is None else weight.rows(placement.rows)
+    return complete_experts(model, weights)
+
+
+def _stays_as_it_is(placement: Placement, header: Header, model: PreTrainedModel, experts: Container[str]) -> bool:
+    """Whether a weight can be quantised, and is in the file, with all of its numbers, moved by rows at most."""
+    source, layer = placement.source, model.get_submodule(placement.weight.rpartition(".")[0])
+    if placement.weight in experts:
+        is_fit = source.transposed == layer.is_transposed
+    else:
+        is_fit = can_be_quantized(layer) and not source.transposed
+    is_moved = source.compute or placement.shift or placement.index is not None or placement.columns is not None
+    return is_fit and not is_moved and all(header.tensors[name].kind.name in BLOCKS for name in placement.tensors)
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -168,9 +168,9 @@ def test_a_gguf_file_is_planned_as_it_will_be_loaded(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(file, "llama")
-    linear = {"blk.0.attn_output.weight": (64, 64)}
-    kept = {"token_embd.weight": (99, 64), "output.weight": (99, 64), "blk.0.ffn_up_exps.weight": (2, 32, 64)}
-    for name, shape in {**linear, **kept}.items():
+    shapes = {"blk.0.attn_output.weight": (64, 64), "blk.0.ffn_up_exps.weight": (2, 32, 64)}
+    shapes |= dict.fromkeys(("token_embd.weight", "output.weight"), (99, 64))
+    for name, shape in shapes.items():
         writer.add_tensor(name, np.zeros(shape, dtype=np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -180,7 +180,7 @@ def test_a_gguf_file_is_planned_as_it_will_be_loaded(tmp_path: Path, monkeypatch
     assert full is not None
     assert small is not None
     assert full.weights_bytes - (full.step_bytes or 0) == 2 * 99 * 64
-    assert full.weights_bytes - small.weights_bytes == (64 * 64 + 2 * 99 * 64) * (2 - 1.0625)
+    assert full.weights_bytes - small.weights_bytes == (64 * 64 + 2 * 32 * 64 + 2 * 99 * 64) * (2 - 1.0625)
     stored = _cache_of(file) / "auto-stored"  # converted for a model whose weights don't change
     stored.mkdir(parents=True)
     assert size_of(ModelConfig(path="x", quantization="int8"), str(file)) == small

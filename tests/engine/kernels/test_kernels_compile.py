@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 KERNELS = {
     *("_write", "_attend_to_parts", "merge_parts", "_bound", "_choose"),
-    *("_multiply", "_multiply_codes", "_normalise", "_rotate", "_silu_gate"),
+    *("_multiply", "_multiply_codes", "_multiply_experts", "_normalise", "_rotate", "_silu_gate"),
     *("_convolve", "_recur", "_store_inputs"),
 }
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of a program, CUDA C++ Programming Guide, table "compute capabilities"
@@ -38,6 +38,6 @@ def test_kernels_compile(tmp_path: Path) -> None:
             # Of a thread: what its registers did not hold.
             assert kernel["stack_bytes"] <= (128 if kernel["case"] == "wide groups" else 64), kernel
             assert kernel["shared_bytes"] <= shared_bytes, kernel
-            if kernel["kernel"] in ("_attend_to_parts", "_multiply", "_multiply_codes"):
+            if kernel["kernel"] in ("_attend_to_parts", "_multiply", "_multiply_codes", "_multiply_experts"):
                 assert kernel["products"], kernel  # by tensor cores
                 assert kernel["asynchronous_copies"], kernel  # the next block is read meanwhile

@@ -1,6 +1,7 @@
 """Quantised checkpoints of other tools: what is stored is what is computed."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,17 @@ from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, MixtralConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig
 
 from decoding.errors import ConfigError
+from engine.layers.quantized_experts import QuantizedExperts, expert_matrices
 from engine.layers.quantized_linear import QuantizedLinear
 from engine.loading.checkpoint import ModelSpec, load_config, load_model
 from engine.loading.quantized_checkpoint import open_checkpoint
 from engine.loading.quantized_formats import quantized_reader
 from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
-from tests.support.quantized_files import KINDS, Kind, gptq, save_quantized
+from tests.support.quantized_files import KINDS, Kind, float8, gptq, save_quantized
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -52,13 +54,67 @@ def test_a_layer_holds_the_numbers_that_are_stored(kind: Kind, tmp_path: Path) -
     torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [KINDS[1], KINDS[-1]], ids=lambda kind: kind.name)
-def test_experts_become_plain_weights(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@torch.no_grad()
+def test_experts_hold_the_numbers_that_are_stored(kind: Kind, tmp_path: Path) -> None:
+    """Unless each has another order of inputs: then they become plain weights."""
     expected = save_quantized(MIXTRAL, kind, tmp_path)
-    states = load_model(spec(tmp_path)).state_dict()
-    for name, weight in expected.state_dict().items():
-        if "experts" in name or name.endswith("gate.weight"):
-            torch.testing.assert_close(states[name], weight, rtol=0, atol=0)
+    model = load_model(spec(tmp_path))
+    for name, experts in expected.named_modules():
+        for matrix in expert_matrices(experts):
+            loaded: Any = model.get_submodule(name)
+            is_plain = kind.settings.get("desc_act", False)
+            assert isinstance(loaded, QuantizedExperts) != is_plain
+            weight = getattr(loaded, matrix) if is_plain else loaded.quantized(matrix).dequantized()
+            torch.testing.assert_close(weight, experts.get_parameter(matrix), rtol=0, atol=0)
+    torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_experts_may_be_stored_together(tmp_path: Path) -> None:
+    """FP8 numbers [E, out, in] with a scale for each block."""
+    expected = save_quantized(MIXTRAL, float8(block=32), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for layer, (matrix, names), (part, end) in product(
+        range(2), (("gate_up_proj", ("w1", "w3")), ("down_proj", ("w2",))), (("weight", ""), ("weight_scale_inv",) * 2)
+    ):
+        stored = f"model.layers.{layer}.block_sparse_moe.experts.{{}}.{{}}.{part}"
+        rows = [torch.cat([tensors.pop(stored.format(expert, name)) for name in names]) for expert in range(4)]
+        suffix = end.removeprefix("weight")
+        tensors[f"model.layers.{layer}.mlp.experts.{matrix}{suffix}"] = torch.stack(rows)
+    save_file(tensors, tmp_path / "model.safetensors")
+    model, plain = load_model(spec(tmp_path)), load_model(spec(tmp_path, unpacked=True))
+    assert sum(isinstance(module, QuantizedExperts) for module in model.modules()) == 2
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(weight, expected.state_dict()[name], rtol=0, atol=0)
+    torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@torch.no_grad()
+def test_mxfp4_is_what_transformers_reads(tmp_path: Path) -> None:
+    """It unpacks GPT-OSS where its own kernels don't run; as published, a byte's lower half is the first number."""
+    config = GptOssConfig(**SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
+    loader: Any = AutoModelForCausalLM
+    loader.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    tensors, generator = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, size, rows = tensors.pop(name).shape
+        shape = experts, rows, size // 32
+        tensors[f"{name}_blocks"] = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=generator)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "router", "lm_head"]}
+    config.save_pretrained(tmp_path)
+    expected = loader.from_pretrained(tmp_path, dtype=torch.float32)
+    model, plain = load_model(spec(tmp_path)), load_model(spec(tmp_path, unpacked=True))
+    for name, weight in expected.named_parameters():
+        torch.testing.assert_close(plain.get_parameter(name), weight, rtol=0, atol=0)
+        if name.endswith(("gate_up_proj", "down_proj")):
+            path, _, matrix = name.rpartition(".")
+            loaded: Any = model.get_submodule(path)
+            torch.testing.assert_close(loaded.quantized(matrix).dequantized().mT, weight, rtol=0, atol=0)
+    torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

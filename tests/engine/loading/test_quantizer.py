@@ -8,6 +8,7 @@ import torch
 
 from decoding.errors import ConfigError
 from deployments.configuration.paths import ROOT
+from engine.layers.quantized_experts import QuantizedExperts
 from engine.layers.quantized_linear import QuantizedModule
 from engine.loading.checkpoint import ModelSpec, load_config, load_model, save_rounded
 from tests.families.configurations import make_config, make_model, save_model
@@ -17,15 +18,19 @@ def spec(path: Path, **options: Any) -> ModelSpec:
     return ModelSpec(**{"name": "m", "path": str(path), "device": "cpu", "dtype": "float32", **options})
 
 
-@pytest.mark.parametrize("family", ["llama", "mamba2"])
+@pytest.mark.parametrize("family", ["llama", "mamba2", "mixtral", "gpt_oss"])
 @torch.no_grad()
 def test_a_rounded_model_computes_with_its_unpacked_weights(family: str, tmp_path: Path) -> None:
-    """Mamba's models convert inputs to the type of the output layer's weight."""
+    """Mamba's models convert inputs to the type of the output layer's weight, GPT-OSS transposes its experts."""
     save_model(family, make_model(make_config(family)), tmp_path)
     rounded, plain = load_model(spec(tmp_path, quantization="int8")), load_model(spec(tmp_path))
     for name, layer in rounded.named_modules():
         if isinstance(layer, QuantizedModule):
             plain.get_parameter(f"{name}.weight").copy_(layer.quantized.dequantized())
+        elif isinstance(layer, QuantizedExperts):
+            for matrix in layer.matrices:
+                weight = layer.quantized(matrix).dequantized()
+                plain.get_parameter(f"{name}.{matrix}").copy_(weight.mT if layer.is_transposed else weight)
     ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
     torch.testing.assert_close(rounded(input_ids=ids).logits, plain(input_ids=ids).logits)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from decoding.errors import ConfigError
+from engine.layers.quantized_experts import QuantizedExperts, expert_matrices
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.gguf.files import settings_folder
 from engine.loading.gguf.header import StoredTensor
@@ -393,8 +394,8 @@ def logits(model: PreTrainedModel) -> Tensor:
     return result
 
 
-def load(path: Path) -> PreTrainedModel:
-    return load_model(ModelSpec(name="m", path=str(path), dtype="float32", device="cpu", max_length=24))
+def load(path: Path, **options: Any) -> PreTrainedModel:
+    return load_model(ModelSpec(name="m", path=str(path), dtype="float32", device="cpu", max_length=24, **options))
 
 
 @pytest.fixture(autouse=True)
@@ -425,6 +426,33 @@ def test_quantised_tensors_are_what_the_format_says(tmp_path: Path, kind: GGMLQu
         if name.endswith(("q_proj.weight", "k_proj.weight", "down_proj.weight", "embed_tokens.weight")):
             weight.data = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().numpy(), kind), kind))
     torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-5, atol=1e-5)
+
+
+EXPERTS_OF = {
+    "qwen3moe": Case("qwen3moe", "qwen3_moe", EXPERTS | {"head_dim": 32, "moe_intermediate_size": 96}),
+    "gpt-oss": SLOW["gpt-oss"],
+    "nemotron_h_moe": SLOW["nemotron_h_moe"],
+}
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0])
+@pytest.mark.parametrize("name", EXPERTS_OF)
+def test_experts_stay_quantised(tmp_path: Path, name: str, kind: GGMLQuantizationType) -> None:
+    """The unpacked values are the gguf package's."""
+    case = EXPERTS_OF[name]
+    matrices = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
+    path = write(tmp_path, case, make(case), quantized=dict.fromkeys(matrices, kind))
+    loaded, plain = load(path), load(path, unpacked=True)
+    experts = [name for name, module in loaded.named_modules() if isinstance(module, QuantizedExperts)]
+    assert experts == [name for name, module in plain.named_modules() if expert_matrices(module)] != []
+    for name in experts:
+        module: Any = loaded.get_submodule(name)
+        original: Any = plain.get_submodule(name)
+        for matrix in module.matrices:
+            weight = module.quantized(matrix).dequantized()
+            expected = original.get_parameter(matrix)
+            torch.testing.assert_close(weight.mT if original.is_transposed else weight, expected, rtol=0, atol=0)
+    torch.testing.assert_close(logits(loaded), logits(plain), rtol=1e-5, atol=1e-5)
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
