@@ -71,7 +71,7 @@ class HeadsDrafter(Proposer):
         starts = [DraftStart(row.slot, len(row.tokens), row.params) for row in rows]
         for row, choices in zip(rows, self._heads.propose(starts, length, self._ranks), strict=True):
             self._offer(row, choices)
-        if self._heads.chained:  # otherwise a longer draft takes no longer
+        if self._heads.stepwise:  # otherwise a longer draft takes no longer
             self.token_s = (time.perf_counter() - began_s) / length
         return {row.key for row in rows}
 
@@ -118,7 +118,7 @@ class HeadsDrafter(Proposer):
         if not row.drafts.heads:
             return 0
         most = min(self._heads.length, row.drafts.model_length)
-        return min(most, row.drafts.in_step_length) if self._heads.chained else most
+        return min(most, row.drafts.in_step_length) if self._heads.stepwise else most
 
     def _offer(self, row: TargetRow, choices: Sequence[DraftChoice]) -> None:
         choices = choices[: self._draft_length(row)]

@@ -38,6 +38,7 @@ class _Graphs(NamedTuple):
 class ChainProposer:
     """A `HeadProposer`. It drafts chains, and the alternatives to each token of a chain."""
 
+    stepwise: bool = True
     chained: bool = True
     tree: Sequence[Sequence[int]] | None = None
     length: int = _LENGTH

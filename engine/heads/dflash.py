@@ -1,6 +1,7 @@
 """A DFlash head: a few decoder layers that draft a block of tokens in one pass, by mask tokens.
 
-Chen et al., arXiv 2602.06036. Several of the target's hidden states after each token of the text, joined, are the
+Chen et al., arXiv 2602.06036, and DeepSeek-AI's DSpark, which adds to each entry's logits what follows from the token
+before (`markov_head`). Several of the target's hidden states after each token of the text, joined, are the
 context: every layer takes its keys and values from them. A block is the text's last token, the anchor, and mask tokens
 after it; its tokens see the context before the anchor, and each other. The layers are transformers' own.
 """
@@ -19,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from engine.heads.markov import MarkovHead, MarkovKind
 from engine.layers.linear import joined_linear
 from engine.model.attention import NAME
 
@@ -38,6 +40,8 @@ class DFlashConfig:
     causal: Sequence[bool] = ()  # of each layer: whether a token of a block sees only itself and those before it
     own_embedding: bool = False  # of the target's tokens; otherwise it gets the target's
     own_output: bool = True  # otherwise it uses the target's output layer
+    markov: MarkovKind | None = None  # of DSpark; None: entries don't depend on each other
+    markov_rank: int = 0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None  # bounds logits
@@ -72,6 +76,10 @@ class DFlashHead(nn.Module):
         self.layers = nn.ModuleList(Qwen3DecoderLayer(layers, index) for index in range(layers.num_hidden_layers))
         self.norm = Qwen3RMSNorm(size, eps=layers.rms_norm_eps)
         self.lm_head = nn.Linear(size, config.outputs, bias=False) if config.own_output else None
+        self.markov_head: MarkovHead | None = None
+        if config.markov is not None:
+            sizes = {"vocab_size": layers.vocab_size, "outputs": config.outputs, "hidden_size": size}
+            self.markov_head = MarkovHead(config.markov, config.markov_rank, **sizes)
         self.rotary_emb = Qwen3RotaryEmbedding(layers)
         self.context_projection: nn.Module | None = None
         self._shared: tuple[nn.Module, ...] = ()  # a tuple, since the target's layer is no part of the head
@@ -139,10 +147,17 @@ class DFlashHead(nn.Module):
         return normed.view(rows, blocks, size, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [..., W] float logits. hidden: [..., H] by `forward`."""
+        """Return [..., W] float logits, without what `markov_head` adds. hidden: [..., H] by `forward`."""
+        return self.bounded(self.raw_logits(hidden))
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """Return [..., W] float, to which `markov_head` adds before `bounded` makes logits of them."""
         output = self._shared[0] if self.lm_head is None else self.lm_head
         logits: Tensor = output(hidden)
-        logits = logits.float()
+        return logits.float()
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Return scaled logits, [..., W], bounded if the configuration says so."""
         scale, softcap = self.config.logit_scale, self.config.softcap
         if scale != 1.0:
             logits = logits * scale

@@ -1,7 +1,7 @@
-"""DFlash heads in files: the layout of speculators, and the flat one of the paper's authors and SpecForge."""
+"""DFlash and DSpark heads in files: the layout of speculators, and the flat one of the authors and SpecForge."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -9,11 +9,16 @@ from transformers import Qwen3Config
 
 from engine.heads.checkpoint import HeadsCheckpoint
 from engine.heads.dflash import DFlashConfig, DFlashHead
+from engine.heads.markov import MarkovKind
 
 _SLIDING = "sliding_attention"
 _BLOCK = 16  # of the authors' configurations without `block_size`
 _HEAD_DIM = 128  # of Qwen 3's configurations without `head_dim`
+_MARKOV_RANK = 256  # of speculators' DSpark configurations without `markov_rank`
 _UNSUPPORTED = ("selector_rank", "conv_kernel_size", "attention_sink_bias", "add_swa_attention_sink_bias")
+# Measured rates take the place of a DSpark head's confidence.
+_IGNORED = {"t2d", "confidence_head.proj.weight", "confidence_head.proj.bias"}
+_OUTPUTS = {"lm_head.weight", "markov_head.markov_w2.weight"}  # with a row for each token that can be drafted
 # What a file says of the layers, of their configuration in transformers.
 _LAYER_KEYS = (
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -36,12 +41,13 @@ def read_dflash(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: in
     shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if "d2t" not in tensors and config.outputs == vocab_size:
         tensors["d2t"] = torch.zeros(config.outputs, dtype=torch.int64)
-    checkpoint.check_names(shapes, ignored={"t2d"})
+    checkpoint.check_names(shapes, ignored=_IGNORED)
     for name, shape in shapes.items():
         checkpoint.check_shape(name, *shape)
     order = checkpoint.sort_drafted(vocab_size)
     if not torch.equal(order, torch.arange(len(order))):
-        tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+        for name in _OUTPUTS & shapes.keys():
+            tensors[name] = tensors[name][order]
     head.load_state_dict({name: tensors[name] for name in shapes}, assign=True)
     head.rotary_emb = type(head.rotary_emb)(config.layers)  # its buffers are not stored
     return head
@@ -68,17 +74,22 @@ def dflash_config(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: 
     if mask is None or not 0 <= int(mask) < vocab_size:
         raise checkpoint.error(f"mask_token_id in config.json is {mask}; it has to be a token of the target")
     block_size = int(stated.get("block_size") or _BLOCK)
-    anchor_drafts = bool(stated.get("sample_from_anchor", False))
     if block_size < 2:
         raise checkpoint.error(f"block_size in config.json is {block_size}; a block has two tokens or more")
     softcap = stated.get("final_logit_softcapping")
+    is_dspark = "dspark" in str([stated.get("speculators_model_type"), stated.get("architectures")]).lower()
+    markov, rank = _markov(
+        checkpoint, stated, _MARKOV_RANK if "transformer_layer_config" in config and is_dspark else 0
+    )
     return DFlashConfig(
         layers=layers,
         feature_size=count * hidden_size,
         outputs=len(tensors["lm_head.weight"]) if own_output else vocab_size,
         block_size=block_size,
         mask_token_id=int(mask),
-        anchor_drafts=anchor_drafts,
+        anchor_drafts=bool(stated.get("sample_from_anchor", is_dspark)),
+        markov=markov,
+        markov_rank=rank,
         causal=_causal(stated, layers),
         own_embedding=own_embedding,
         own_output=own_output,
@@ -117,11 +128,13 @@ def stored_dflash(head: DFlashHead, layers: Sequence[int], target: str) -> tuple
         drafted = head.token_ids().cpu()
         tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, drafted, value=True)
     described = config.layers.to_dict()
+    name = "dflash" if config.markov is None else "dspark"
+    markov = {"markov_rank": config.markov_rank, "markov_head_type": config.markov, "enable_confidence_head": False}
     return tensors, {
-        "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
+        "architectures": ["DFlashSpeculator" if config.markov is None else "DSparkSpeculator"],
+        "speculators_model_type": name,
         "speculators_config": {
-            "algorithm": "dflash",
+            "algorithm": name,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.length}],
             "verifier": {"name_or_path": target},
@@ -135,6 +148,7 @@ def stored_dflash(head: DFlashHead, layers: Sequence[int], target: str) -> tuple
         "sample_from_anchor": config.anchor_drafts,
         "sliding_window_non_causal": head.has_two_sided_windows,
         "torch_dtype": "bfloat16",
+        **({} if config.markov is None else markov),
     }
 
 
@@ -158,6 +172,14 @@ def _layers(checkpoint: HeadsCheckpoint, stated: Mapping[str, Any], vocab_size: 
         raise checkpoint.error("config.json has layers of sliding attention but no sliding_window")
     parameters |= {"sliding_window": window, "model_type": "qwen3"}
     return Qwen3Config.from_dict(parameters | {"vocab_size": vocab_size})
+
+
+def _markov(checkpoint: HeadsCheckpoint, stated: Mapping[str, Any], default_rank: int) -> tuple[MarkovKind | None, int]:
+    """Return the kind and rank of a DSpark head's sequential part; None: it has none."""
+    rank, kind = int(stated.get("markov_rank", default_rank) or 0), stated.get("markov_head_type", "vanilla")
+    if rank and kind not in get_args(MarkovKind):
+        raise checkpoint.error(f"markov_head_type in config.json is {kind!r}, not {', '.join(get_args(MarkovKind))}")
+    return (kind if rank else None), rank
 
 
 def _causal(stated: Mapping[str, Any], layers: Qwen3Config) -> list[bool]:

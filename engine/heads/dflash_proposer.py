@@ -31,16 +31,20 @@ _rotate_keys = NativeRotary(apply_rotary_pos_emb)
 
 
 class DFlashProposer:
-    """A `HeadProposer`. All entries of a block are drafted at once, so any candidate may follow any."""
+    """A `HeadProposer`. All entries of a block are drafted at once, so any candidate may follow any.
+
+    In DSpark heads an entry also depends on the token before: candidates follow the best ones.
+    """
 
     kind: HeadsKind = "dflash"
-    chained: bool = False
+    stepwise: bool = False
     tree: Sequence[Sequence[int]] | None = None
 
     def __init__(self, head: DFlashHead, runner: Runner) -> None:
         """head: with `join_context`. runner: the target's, which keeps the hidden states that the head reads."""
         self._head, self._cache = head, runner.cache
         self.length = head.config.length
+        self.chained = head.markov_head is not None
         embedding = head.embed_tokens or runner.model.get_input_embeddings()
         assert isinstance(embedding, nn.Module)
         self._embedding = embedding
@@ -90,12 +94,21 @@ class DFlashProposer:
     def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
         """Draft a block for each text. It writes to the columns after the text, which the target writes next."""
         chooser = HeadSampler(starts, length, min(ranks, self._outputs), self._device, self._token_ids)
-        for logits in self.logits(starts, length).unbind(1):
-            chooser.choose(logits)
+        hidden = self.hidden(starts, length)
+        raw, markov = self._head.raw_logits(hidden), self._head.markov_head
+        if markov is None:
+            for logits in self._head.bounded(raw).unbind(1):
+                chooser.choose(logits)
+            return chooser.choices()
+        tokens = tensor_on(self._device, [self._anchors[start.slot] for start in starts], torch.int64)
+        state = markov.start(hidden[:, 0])
+        for step in range(length):
+            bias, state = markov(tokens, hidden[:, step], state)
+            tokens = chooser.choose(self._head.bounded(raw[:, step] + bias))
         return chooser.choices()
 
-    def logits(self, starts: Sequence[DraftStart], length: int) -> Tensor:
-        """Return the logits of each text's next `length` tokens, [B, length, W]."""
+    def hidden(self, starts: Sequence[DraftStart], length: int) -> Tensor:
+        """Run blocks, and return the entries that draft each text's next `length` tokens, [B, length, H]."""
         count = self._head.config.entries(length)
         masks = [self._head.config.mask_token_id] * (count - 1)
         rows = [RowInput(start.slot, start.length - 1, [self._anchors[start.slot], *masks]) for start in starts]
@@ -106,7 +119,7 @@ class DFlashProposer:
             hidden = self._hidden(*inputs)
         else:
             hidden = self._run_few(tokens.numel(), *inputs)
-        return self._head.logits(hidden.view(len(rows), count, -1)[:, count - length :])
+        return hidden.view(len(rows), count, -1)[:, count - length :]
 
     def _write(self, features: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         """Write the context's keys and values. features: [N, F]. positions: [1, N]. Return what nobody needs."""

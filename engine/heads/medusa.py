@@ -130,6 +130,7 @@ class MedusaProposer:
     """A `HeadProposer`. All heads see the same state, so any candidate may follow any."""
 
     kind: HeadsKind = "medusa"
+    stepwise: bool = False
     chained: bool = False
 
     def __init__(self, heads: MedusaHeads, runner: Runner, *, tree: Sequence[Sequence[int]] | None = None) -> None:

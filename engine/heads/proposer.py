@@ -114,6 +114,7 @@ class HeadProposer(Protocol):
     kind: HeadsKind
     length: int  # the most tokens of a path
     tree: Sequence[Sequence[int]] | None  # paths of ranks to draft; None: those most probably committed
+    stepwise: bool  # whether each token of a path takes a step of its own
     chained: bool  # whether a token's candidates follow the best ones before it only; otherwise any
 
     def read(self, readings: Sequence[Reading], hidden: "HiddenStates") -> None:

@@ -36,11 +36,11 @@ OTHER_PROPOSERS: dict[str, Any] = {"drafter": "d", "colocated": True, "ngram": N
 
 
 @cache
-def heads_module(kind: HeadsKind) -> Any:
+def heads_module(kind: HeadsKind, **head: Any) -> Any:
     texts = greedy_texts(TARGET, [prompt[:4] for prompt in PROMPTS])
     if kind == "medusa":
         return medusa_heads(medusa_tensors(TARGET, texts))
-    return (trained_eagle3 if kind == "eagle3" else trained_dflash)(TARGET, texts)
+    return trained_eagle3(TARGET, texts) if kind == "eagle3" else trained_dflash(TARGET, texts, **head)
 
 
 @cache
@@ -59,8 +59,9 @@ def make(
     graphs: bool = False,
     pages: int | None = None,
     weight: float | None = None,
+    **head: Any,
 ) -> tuple[Runner, Any]:
-    """Make a runner and heads. weight: in place of all their weights."""
+    """Make a runner and heads. weight: in place of all their weights. head: options of a DFlash head."""
     model = tiny_model("llama-gqa")  # each replica its own: hooks of two threads on one model would mix their states
     runner = Runner(model, slots=slots, max_length=128, max_query=64, pages=pages)
     if kind is None:
@@ -68,7 +69,7 @@ def make(
     runner.keep_hidden_states(() if kind == "medusa" else STATES)
     if graphs:
         runner.use_graphs(capture=lambda run: run)
-    module = heads_module(kind) if weight is None else broken_heads(kind, weight)
+    module = heads_module(kind, **head) if weight is None else broken_heads(kind, weight)
     if kind == "dflash":
         module = deepcopy(module)
         module.join_context()
@@ -196,6 +197,14 @@ def test_texts_are_the_same_after_a_fail_over(kind: HeadsKind) -> None:
         engine.lose("target")
         wait_until(lambda: all(answer and answer[-1].finish for answer in answers), "all answers", timeout_s=120)
     assert tokens(answers) == expected()
+
+
+@pytest.mark.parametrize("how", [{}, {"slots": 3}], ids=str)
+def test_entries_that_depend_on_the_token_before_change_no_text(how: dict[str, Any]) -> None:
+    with running("dflash", markov="rnn", markov_rank=8, anchor_drafts=True, **how) as engine:
+        answers = engine.generate(mixed("dflash"))
+    assert tokens(answers) == expected()
+    assert accepted(answers) > 10
 
 
 def test_statistics_and_tokens_name_the_proposers() -> None:

@@ -67,15 +67,16 @@ def start(index: int, **params: object) -> DraftStart:
     return DraftStart(index, len(TEXTS[index]), SamplingParams(max_tokens=9, **params))  # type: ignore[arg-type]
 
 
-def expected(head: DFlashHead, text: list[int], length: int) -> Tensor:
-    """The logits of a text's next tokens by the head's own forward, [length, W]."""
+def entries(head: DFlashHead, text: list[int], length: int) -> Tensor:
+    """The entries that draft a text's next tokens, by the head's own forward, [length, H]."""
     states = states_of(TARGET, text[:-1])[1]
     count = head.config.entries(length)
     block = head.blocks(torch.tensor([[text[-1]]]))[..., :count]
     embedding = TARGET.get_input_embeddings()
     assert isinstance(embedding, torch.nn.Module)
     hidden = head(states[None], embedding(block), torch.tensor([[len(text) - 1]]))
-    return head.logits(hidden[0, 0, count - length :])
+    drafting: Tensor = hidden[0, 0, count - length :]
+    return drafting
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -97,6 +98,6 @@ def test_blocks_from_pages_equal_the_heads_forward(traced: bool, options: dict[s
     read(proposer, runner, [(0, 0, 4), (1, 0, 2)])
     read(proposer, runner, [(0, 4, 9), (2, 0, 4)])
     for length in (proposer.length, 2):
-        logits = proposer.logits([start(index) for index in range(3)], length)
+        logits = proposer._head.logits(proposer.hidden([start(index) for index in range(3)], length))
         for index, text in enumerate(TEXTS):
-            torch.testing.assert_close(logits[index], expected(plain, text, length), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(logits[index], plain.logits(entries(plain, text, length)), rtol=1e-4, atol=1e-4)
