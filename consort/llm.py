@@ -25,6 +25,7 @@ class ModelOptions(TypedDict, total=False):
     adapter: str | None
     adapters: dict[str, str]
     max_adapter_rank: int
+    chat_template: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     quantization: Literal["int4", "int8", "nf4"] | None
     deterministic: bool

@@ -18,6 +18,7 @@ _COUNT = click.IntRange(1)
 
 # Options whose value is a key of the target, of both models, or of something else.
 _TARGET_KEYS = {
+    "chat_template": "chat_template",
     "max_model_len": "max_length",
     "max_num_seqs": "slots",
     "quantization": "quantization",
@@ -44,6 +45,7 @@ _OPTIONS = (
     ),
     click.option("--kv-cache-dtype", type=click.Choice(list(_KV_DTYPES)), help="Of the KV cache."),
     click.option("--draft-length", type=click.IntRange(0), help="Most draft tokens of a step."),
+    click.option("--chat-template", metavar="FILE", help="Or its text; else the model's own."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), help="auto: GPUs where there are any."),
     click.option("--revision", help="Branch, tag or commit on the Hub."),
     click.option("--trust-remote-code", is_flag=True, help="Run the Python code that comes with the model."),

@@ -12,7 +12,7 @@ from deployments.configuration.document import Mistakes, read_document, without_
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig
-from deployments.configuration.paths import ROOT, anchored, check_checkpoint
+from deployments.configuration.paths import ROOT, anchored, check_checkpoint, template_text
 from deployments.configuration.roles import Role, misfits, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
 from deployments.configuration.values import Name, check_name
@@ -150,6 +150,9 @@ def _anchor_model(name: str, model: ModelConfig, folder: Path, mistakes: Mistake
     if model.adapter is not None:
         with mistakes.noted():
             model.adapter = anchored(model.adapter, folder, key=f"models.{name}.adapter")
+    if model.chat_template is not None:
+        with mistakes.noted():
+            model.chat_template = template_text(model.chat_template, folder, key=f"models.{name}.chat_template")
     for adapter, path in model.adapters.items():
         with mistakes.noted():
             check_name(f"models.{name}.adapters", adapter)

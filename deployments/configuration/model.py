@@ -74,6 +74,11 @@ class ModelConfig(StrictModel):
     max_adapter_rank: int = Field(
         16, ge=1, le=512, description="The largest rank of these `adapters`, for which memory is reserved."
     )
+    chat_template: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Chat template: a file, or its text; null: the checkpoint's. One without tools gets a place for "
+        "them, in the form of Hermes.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of the weights; auto: as in the checkpoint."
     )

@@ -93,6 +93,20 @@ def anchored(path: str, folder: Path, *, key: str) -> str:
     return path
 
 
+def template_text(given: str, folder: Path, *, key: str) -> str:
+    """Return a chat template's text. given: the text, which has a tag of Jinja, or a file.
+
+    Raises ConfigError if the file can't be read.
+    """
+    if "{{" in given or "{%" in given:
+        return given
+    path = folder / expanded(given, key=key)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: can't read {str(path)!r}: {error}") from error
+
+
 @contextmanager
 def naming(key: str) -> Iterator[None]:
     """Put a key before the text of a ConfigError in the block."""

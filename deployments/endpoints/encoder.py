@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import ContextLengthError, InvalidRequestError
-from deployments.apis.formats import response_template, tool_format
+from deployments.endpoints.chat_template import REFUSALS, tools_of
 from deployments.fields.conversation import Conversation
 from deployments.fields.prompts import TokenizeRequest
 from deployments.fields.strict import have_more_values
@@ -31,7 +30,7 @@ class Encoder:
         self._vocab_size = vocab_size
         self._most_characters = context_length * max(map(len, tokenizer.get_vocab()))
         self._context_length = context_length
-        self._has_calls = "tool_calls" in getattr(response_template(tokenizer), "fields", ())
+        self.tools = tools_of(tokenizer)
 
     def has_switch(self, variables: Iterable[str]) -> bool:
         """Whether the chat template looks at any of the variables."""
@@ -58,7 +57,7 @@ class Encoder:
             reason = f"chat_template_kwargs: {reserved[0]!r} is no variable of chat templates."
             raise InvalidRequestError(reason, field="chat_template_kwargs")
         tools = [tool.model_dump(exclude_none=True) for tool in conversation.tools]
-        if tools and not (self._has_calls or tool_format(self.tokenizer.chat_template)):
+        if tools and self.tools is None:
             raise InvalidRequestError(
                 f"tools: the chat template of {self._model!r} has no place for them; leave them out.", field="tools"
             )
@@ -75,7 +74,7 @@ class Encoder:
         }
         try:
             return str(self.tokenizer.apply_chat_template(tokenize=False, **options))
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+        except REFUSALS as error:
             reason = f"messages: the model's chat template refuses them: {error}"
             raise InvalidRequestError(reason, field="messages") from error
 

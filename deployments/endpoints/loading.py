@@ -17,9 +17,10 @@ from deployments.apis.formats import kept_tokens, response_template
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
-from deployments.configuration.paths import locate
+from deployments.configuration.paths import locate, naming
 from deployments.configuration.values import load_callable
 from deployments.endpoints.bounds import Bounds, StructureChecker
+from deployments.endpoints.chat_template import set_chat_template, tools_of
 from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -110,6 +111,14 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
                 f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
             )
     tokenizer = _tokenizer(endpoint.target, target)
+    with naming(f"models.{endpoint.target}.chat_template"):
+        set_chat_template(tokenizer, target.chat_template)
+    if tools_of(tokenizer) == "built-in":
+        _logger.info(
+            "endpoints.%s: %s has no chat template with tools, so they are shown in Consort's form",
+            name,
+            endpoint.target,
+        )
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     through_text = _check_members(name, endpoint, config)
     same_tokens = [model for model in endpoint.others if model not in through_text]

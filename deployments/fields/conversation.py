@@ -16,7 +16,7 @@ from deployments.fields.types import Items, JsonObject
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MOST_TOOLS = 128
-_OFFERED = "Functions that the model may call; needs a model whose chat template has tools."
+_OFFERED = "Functions that the model may call."
 _CHOICE = "`auto`, `none`, `required`, one function, which must be called then, or the `allowed_tools`."
 
 

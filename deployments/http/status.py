@@ -17,6 +17,7 @@ from actors.wire.messages import ReplicaAddress, Report
 from decoding.drafts.draft import ProposerName
 from deployments.apis.errors import ErrorBody
 from deployments.configuration.roles import roles_in
+from deployments.endpoints.chat_template import ToolPlace
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.endpoints.templates import TemplateList
@@ -134,6 +135,7 @@ class ModelCard(BaseModel):
     proposers: list[ProposerName]  # all that draft
     draft_length: int
     verification: str
+    tools: ToolPlace | None  # whose chat template has a place for them; null: it takes no tools
     context_length: int
     max_model_len: int  # vLLM's name for the same
     through_text: dict[str, str]  # how other tokens fit the target's, by model
@@ -308,6 +310,7 @@ def _card(served: ServedEndpoint, created: int, servable: set[str]) -> ModelCard
         proposers=list(endpoint.proposers),
         draft_length=endpoint.draft_length if endpoint.proposers else 0,
         verification=served.config.verification,
+        tools=served.encoder.tools,
         context_length=served.context_length,
         max_model_len=served.context_length,
         through_text=served.token_reports(),

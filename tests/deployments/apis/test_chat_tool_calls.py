@@ -142,8 +142,10 @@ def test_what_does_not_fit_is_refused(
     assert reply.json()["error"]["param"] == param
 
 
-def test_a_template_without_tools_is_named(fake: TestClient) -> None:
-    reply = fake.post("/v1/chat/completions", json=BODY)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "tools"
-    assert "has no place for them" in reply.json()["error"]["message"]
+def test_a_template_without_tools_gets_a_place_for_them(engine: Engine, endpoints: dict[str, ServedEndpoint]) -> None:
+    with TestClient(make_api(Service(endpoints, engine.coordinator))) as client:
+        (card,) = client.get("/v1/models").json()["data"]
+        answers = [ask(client, tool_choice="required", max_tokens=300, seed=seed) for seed in range(3)]
+    assert card["tools"] == "built-in"
+    calls = [call for each in answers if each["finish_reason"] != "length" for call in each["message"]["tool_calls"]]
+    assert all(call["function"]["name"] in ("weather", "time") for call in calls)
