@@ -4,6 +4,7 @@ import gc
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from deployments.configuration.model import ModelConfig
 from deployments.configuration.roles import Role
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
 from engine.heads.spec import HeadsSpec
+from engine.loading.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from actors.wire.messages import ReplicaAddress, Report
@@ -64,7 +66,8 @@ class ModelReplica:
         leaders: for a member with its own vocabulary, the leaders of its ensembles, by name.
         heads: on a target's hidden states; None: it has none.
         """
-        with uncollected():
+        lean = nullcontext if config.num_gpus or config.tensor_parallel > 1 else lean_imports
+        with uncollected(), lean():
             from actors.replica.replica import Replica, ReplicaSpec
             from deployments.endpoints.adapters import AdapterRegistry
             from deployments.monitoring.replica_metrics import LoadMeter, ReplicaMetrics
@@ -85,7 +88,8 @@ class ModelReplica:
             rank=rank,
             adaptation=None if config.adaptation is None else config.adaptation.options(),
         )
-        self._replica = Replica(replica, host)
+        with lean():
+            self._replica = Replica(replica, host)
         gc.collect()
         gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
         self._metrics = ReplicaMetrics(name, role)
