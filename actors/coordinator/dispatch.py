@@ -195,7 +195,7 @@ class Dispatch:
         """Admit the request to its drafter, which rests until an Advance if the target wants no drafts now."""
         if active.target is not None and active.drafter is not None:
             admit = active.admit(self._replica_table.address(active.target))
-            admit = replace(admit, drafts_only=True, adapter=None)
+            admit = replace(admit, drafts_only=True, adapter=admit.adapter and admit.adapter.drafter)
             wanted = self._replica_table.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
 

@@ -20,6 +20,7 @@ from actors.drafter.chain import ChainStart, DraftChain
 from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
 from actors.drafter.row import WIDTH, DrafterRow
 from actors.drafter.tree import DraftNode
+from actors.loops.adapters import AdapterTable
 from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
 from actors.loops.options import LoopOptions
 from actors.loops.row import GrammarJobs, RowKey
@@ -27,7 +28,7 @@ from actors.loops.row_table import PREPARING_S, RowTable
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
 from actors.wire.link import Link
-from actors.wire.messages import Admit, Advance, Message, Offer, ReplicaAddress, Report, ResendRequest
+from actors.wire.messages import Adapter, Admit, Advance, Message, Offer, ReplicaAddress, Report, ResendRequest
 from decoding.drafts.choices import RANKS, DraftChoice, RankCalibration
 from decoding.drafts.verification import distributions, draw
 from decoding.errors import ConfigError, UnavailableError
@@ -38,6 +39,7 @@ from decoding.sampling.penalties import TextTables
 from decoding.sampling.sampler import process, rank
 from decoding.sampling.transfer import tensor_on
 from decoding.tokenizers.draft_mapping import DraftMapping
+from engine.model.ragged_batch import with_adapter
 from engine.model.runner import Runner
 
 Shares = Sequence[Share[DrafterRow]]
@@ -75,6 +77,8 @@ class Drafter:
         self._link = link
         self._targets: Counter[str] = Counter()  # rows by connected target
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._forget)
+        self._adapters: AdapterTable[DrafterRow] = AdapterTable(runner.lora)
+        self._unfit_adapters: set[Adapter | None] = set()
         self._chain = DraftChain(runner)
         self._chain.warm_up()
         self._mailbox = Mailbox(link, self._rows, self.times)
@@ -115,6 +119,10 @@ class Drafter:
             self._handle(peer, message)
         for row, error in self._rows.make_ready():
             self._give_back(row, error)
+        for row, error in self._adapters.make_ready():
+            _log.warning("%s; its requests get drafts of the base", error)
+            self._unfit_adapters.add(row.adapter)
+            row.drop_adapter()
         due = [row for row in self._due() if (steps and not row.prefilling) or (reads and row.pending > 1)]
         for part in self._parts(self._scheduler.schedule(due)):
             self._scheduler.run(self._step, [share for share in part if share.row.slot >= 0])  # others were preempted
@@ -163,7 +171,7 @@ class Drafter:
     def _run(self, shares: Shares) -> int:
         """Run one forward, and offer the children of every node that was run. Returns the number of tokens."""
         rows = [share.row for share in shares]
-        inputs = [run for row, limit, _ in shares for run in row.inputs(limit)]
+        inputs = [run for row, limit, _ in shares for run in with_adapter(row.inputs(limit), row.adapter_slot or 0)]
         choices = iter(choose(rows, [row.nodes for row in rows], self._runner.logits(inputs), self._texts))
         for row in rows:
             self._offer(row, row.take(choices, self._calibrations[row.calibration_key]))
@@ -180,7 +188,8 @@ class Drafter:
 
     def _run_chains(self, rows: list[DrafterRow], length: int) -> int:
         """Run chains of `length` tokens, and offer every token. Returns the number of tokens."""
-        inputs = [run for row in rows for run in row.inputs(WIDTH, following=length - 1)]
+        own = [(row.inputs(WIDTH, following=length - 1), row.adapter_slot or 0) for row in rows]
+        inputs = [run for runs, slot in own for run in with_adapter(runs, slot)]
         starts = [
             ChainStart(run, row.params, row.position_below(row.nodes[0])) for row, run in zip(rows, inputs, strict=True)
         ]
@@ -223,6 +232,9 @@ class Drafter:
         if message.target is not None:
             self._connect(message.target)
         self._structures.begin(row)
+        if self._runner.lora is None or row.adapter in self._unfit_adapters:
+            row.drop_adapter()
+        self._adapters.begin(row)
         self._rows.add(row)
 
     def _connect(self, target: ReplicaAddress) -> None:
@@ -236,6 +248,7 @@ class Drafter:
 
     def _forget(self, row: DrafterRow) -> None:
         self._targets[row.target] -= 1
+        self._adapters.release(row)
         if not len(self._rows):
             self._texts.clear()
         # Requests with a salt share nothing; the texts of other tokenizers would be learned as the target's.

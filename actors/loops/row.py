@@ -52,6 +52,12 @@ class Row:
         self.last_step = 0  # number of the last step it took part in, as Scheduler counts
         self._chunk = RowInput(-1, 0, [])  # that the last `inputs` began
 
+    def drop_adapter(self) -> None:
+        """Go on without an adapter, before the first forward."""
+        if self.adapter is not None:
+            self.cache_salt = self.cache_salt.removeprefix(f"adapter {self.adapter.version} ")
+            self.adapter, self.adapter_slot, self.page_keys = None, 0, []
+
     def inputs(self, limit: int) -> list[RowInput]:
         """Return what the row runs in the next forward. limit: the most tokens of a chunk, at least 1."""
         end = min(self.cached + limit, len(self.tokens) - self.withheld)

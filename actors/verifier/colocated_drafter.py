@@ -114,5 +114,6 @@ class ColocatedDrafter(Proposer):
             target=self._address,
             admission=row.admission,
             cache_salt=row.cache_salt,
+            adapter=row.adapter and row.adapter.drafter,
             arrived_at_s=row.arrived_at_s,
         )

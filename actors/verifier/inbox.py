@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
 from actors.ensemble.member import MemberRow
+from actors.loops.adapters import AdapterTable
 from actors.loops.mailbox import Mailbox
 from actors.loops.row import GrammarJobs, ServedRow
-from actors.verifier.adapters import AdapterTable
 from actors.verifier.beams import BeamRow
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
@@ -53,7 +53,7 @@ class TargetInbox:
         drafters: AttachedDrafters,
         lookup: TextLookup,
         structures: GrammarJobs,
-        adapters: AdapterTable,
+        adapters: AdapterTable[ServedRow],
         leader: EnsembleLeader,
         logits_mappings: Mapping[str, LogitsMapping],
     ) -> None:

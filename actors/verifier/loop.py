@@ -11,13 +11,13 @@ from itertools import accumulate, chain, pairwise
 from torch import Tensor
 
 from actors.ensemble.rounds import blend_rounds
+from actors.loops.adapters import AdapterTable
 from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
 from actors.loops.options import LoopOptions
 from actors.loops.row import GrammarJobs, ServedRow
 from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
-from actors.verifier.adapters import AdapterTable
 from actors.verifier.colocated_drafter import ColocatedDrafter
 from actors.verifier.heads_drafter import HeadsDrafter
 from actors.verifier.inbox import TargetInbox
@@ -60,7 +60,7 @@ class Target:
         self._rows.drafting = self._policy.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
-        self._adapters = AdapterTable(runner.lora)
+        self._adapters: AdapterTable[ServedRow] = AdapterTable(runner.lora)
         self._inbox = TargetInbox(
             *(self._rows, self._mailbox, runner, self._policy, self._drafters, self._lookup),
             *(structures, self._adapters, self._leader, options.logits_mappings),

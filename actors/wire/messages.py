@@ -87,11 +87,12 @@ class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """LoRA weights that a target applies to a request. A replica loads them when it first needs them."""
+    """LoRA weights that a model applies to a request. A replica loads them when it first needs them."""
 
     name: str  # by which clients ask for it
     path: str  # a folder or a Hub id
     version: str  # digest of the files, as only equal weights give equal texts
+    drafter: "Adapter | None" = None  # what the drafter of such requests applies; None: it drafts without
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
@@ -119,7 +120,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0
     cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
     prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters number its tokens consecutively
-    adapter: Adapter | None = None  # for the target; drafters draft without it
+    adapter: Adapter | None = None  # for the receiver
     arrived_at_s: float = 0.0  # by the coordinator's wall clock; older requests come first on all replicas
 
 

@@ -12,7 +12,7 @@ from deployments.configuration.document import Mistakes, read_document, without_
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig
-from deployments.configuration.paths import ROOT, anchored, check_checkpoint, template_text
+from deployments.configuration.paths import ROOT, anchored, check_checkpoint, nested_adapter, template_text
 from deployments.configuration.roles import Role, misfits, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
 from deployments.configuration.values import Name, check_name
@@ -51,6 +51,12 @@ class ServerConfig(StrictModel):
         """Return the adapters whose requests are served as the endpoint's, by name: paths."""
         target = self.endpoints[endpoint].target
         return self.models[target].adapters if parent_of_adapters(target, self.endpoints) == endpoint else {}
+
+    def drafter_adapters_of(self, endpoint: str) -> dict[str, str]:
+        """Return the adapters of an endpoint's drafter, by the names of the target's: paths."""
+        drafter = self.endpoints[endpoint].drafter
+        drafts_only = drafter is not None and roles_in(self.endpoints.values())[drafter] == "drafter"
+        return self.models[drafter].adapters if drafter is not None and drafts_only else {}
 
     def max_adapters_of(self, endpoint: str) -> int:
         """Return how many adapters an endpoint may have if some may be loaded at run time; else 0."""
@@ -106,6 +112,8 @@ def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
         mistakes.note(*misfits(config.models, config.endpoints))
     for name, model in config.models.items():
         _anchor_model(name, model, folder, mistakes)
+    if is_sound and not missing:
+        _find_drafter_adapters(config)
     _check_http(config.http, folder, mistakes)
     return config
 
@@ -157,6 +165,19 @@ def _anchor_model(name: str, model: ModelConfig, folder: Path, mistakes: Mistake
         with mistakes.noted():
             check_name(f"models.{name}.adapters", adapter)
             model.adapters[adapter] = anchored(path, folder, key=f"models.{name}.adapters.{adapter}")
+
+
+def _find_drafter_adapters(config: ServerConfig) -> None:
+    """Add to a drafter's adapters those in the folders of its targets' adapters."""
+    roles = roles_in(config.endpoints.values())
+    for name, endpoint in config.endpoints.items():
+        if endpoint.drafter is None or roles[endpoint.drafter] != "drafter":
+            continue
+        drafter = config.models[endpoint.drafter]
+        for adapter, path in config.adapters_of(name).items() if drafter.can_have_adapters else ():
+            nested = nested_adapter(path, "drafter")
+            if nested is not None:
+                drafter.adapters.setdefault(adapter, nested)
 
 
 def _check_http(http: HttpConfig, folder: Path, mistakes: Mistakes) -> None:

@@ -66,10 +66,14 @@ class ModelConfig(StrictModel):
     )
     adapters: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="LoRA weights that requests choose by `model`: by name, a folder or an id on the Hub.",
+        description="LoRA weights that requests choose by `model`: by name, a folder or an id on the Hub. For a "
+        "drafter: what it applies to such requests, by the names of its target's.",
     )
     adapters_at_run_time: int = Field(
-        0, ge=0, description="How many more of them an admin may load while the server runs; 0: none."
+        0,
+        ge=0,
+        description="How many more of them an admin may load while the server runs; 0: none. For a drafter: how many "
+        "that come with such ones it may hold.",
     )
     max_adapter_rank: int = Field(
         16, ge=1, le=512, description="The largest rank of these `adapters`, for which memory is reserved."
@@ -156,6 +160,11 @@ class ModelConfig(StrictModel):
     @property
     def adapter_slots(self) -> int:
         return len(self.adapters) + self.adapters_at_run_time
+
+    @property
+    def can_have_adapters(self) -> bool:
+        """Whether its layers are whole, on one device, and do not change."""
+        return self.tensor_parallel == 1 and self.device != "balanced" and self.adaptation is None
 
     @property
     def processes(self) -> int:

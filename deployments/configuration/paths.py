@@ -20,6 +20,7 @@ PACKAGE = "package:"  # begins the path of a file in an installed Python package
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _TOKENIZERS = ("*token*", "vocab.*", "tekken.json", "*.model")  # patterns of the files that tokenizers may come in
+_ADAPTER = "adapter_config.json"
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
@@ -32,6 +33,11 @@ def locate(path: str) -> str:
     if path.startswith(PACKAGE):
         return _in_package(path)
     return str(ROOT / path) if (ROOT / path).exists() else path
+
+
+def nested_adapter(path: str, name: str) -> str | None:
+    """Return the folder of this name in an adapter's folder on this machine, if it holds an adapter, too."""
+    return f"{path}/{name}" if (Path(locate(path)) / name / _ADAPTER).is_file() else None
 
 
 def _in_package(path: str) -> str:
@@ -185,7 +191,7 @@ def _missing_shards(folder: Path) -> Iterator[str]:
 
 def _instead(folder: Path) -> str:
     """Return what to do about a folder that is no checkpoint, as the end of a sentence."""
-    if (folder / "adapter_config.json").is_file():
+    if (folder / _ADAPTER).is_file():
         return ": it holds a LoRA adapter; name it as `adapter`, and the model that it was made for as `path`"
     if (file := min(folder.glob("*.gguf"), default=None)) is not None:
         return f"; give the .gguf file in it, such as {str(file)!r}"

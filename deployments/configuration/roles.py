@@ -112,20 +112,38 @@ def _heads(models: Models, endpoints: Endpoints) -> Iterator[str]:
 
 def _adapters(models: Models, endpoints: Endpoints) -> Iterator[str]:
     owners = dict.fromkeys(endpoints, "an endpoint")  # of names
+    roles = roles_in(endpoints.values())
     for name, model in models.items():
-        if not model.adapter_slots:
+        if not model.adapter_slots or name not in roles:
             continue
         key = f"models.{name}.{'adapters' if model.adapters else 'adapters_at_run_time'}"
-        if parent_of_adapters(name, endpoints) is None:
-            yield f"{key}: no endpoint has {name!r} as its `target`; only such endpoints have adapters"
+        drafts_only = roles[name] == "drafter"
+        if drafts_only:
+            yield from _adapters_of_drafter(name, models, endpoints)
+        elif parent_of_adapters(name, endpoints) is None:
+            yield f"{key}: no endpoint has {name!r} as its `target` or `drafter`; only such models have adapters"
         if model.tensor_parallel > 1:
             yield f"{key}: a tensor-parallel model can't have any; set tensor_parallel to 1"
         if model.device == "balanced":
             yield f"{key}: a model that is spread over GPUs can't have any; set device to auto"
-        for adapter in model.adapters:
+        for adapter in () if drafts_only else model.adapters:
             if adapter in owners:
                 yield f"{key}.{adapter}: {owners[adapter]} has this name, too; take another"
             owners[adapter] = f"models.{name}.adapters"
+
+
+def _adapters_of_drafter(name: str, models: Models, endpoints: Endpoints) -> Iterator[str]:
+    drafter = models[name]
+    targets = {endpoint.target: models[endpoint.target] for endpoint in endpoints.values() if endpoint.drafter == name}
+    known = [adapter for target in targets.values() for adapter in target.adapters]
+    for adapter in drafter.adapters:
+        if adapter not in known:
+            advice = nearest(adapter, known)
+            yield f"models.{name}.adapters.{adapter}: no adapter of {' or '.join(targets)} has this name; {advice}"
+    if drafter.adapters_at_run_time and not any(target.adapters_at_run_time for target in targets.values()):
+        yield f"models.{name}.adapters_at_run_time: none of its targets has this key; set it there, too"
+    if drafter.adaptation is not None:
+        yield f"models.{name}.adapters: a drafter that learns while it serves can't have any; remove one of the keys"
 
 
 def _colocation(name: str, drafter: ModelConfig, endpoints: Endpoints) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError, UnknownModelError
-from deployments.configuration.paths import check_local, is_local
+from deployments.configuration.paths import check_local, is_local, nested_adapter
 from deployments.configuration.values import check_name
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.fields.strict import nearest
@@ -80,8 +80,7 @@ class RunTimeAdapters(AdapterRegistry):
         async with self._changing:
             base = self._parent(parent)
             self._check_name(name, base, replace=replace)
-            version = await asyncio.get_running_loop().run_in_executor(None, _version, path)
-            adapter = Adapter(name, path, version)
+            adapter = await asyncio.get_running_loop().run_in_executor(None, read_adapter, name, path)
             try:
                 await self._try_out(base.with_adapter(adapter))
             except InvalidRequestError as error:
@@ -143,13 +142,18 @@ class RunTimeAdapters(AdapterRegistry):
             )
 
 
-def _version(path: str) -> str:
-    """Return the digest of an adapter's files; raises InvalidRequestError if it can't be read."""
+def read_adapter(name: str, path: str) -> Adapter:
+    """Return an adapter, and the drafter's in its folder if there is one.
+
+    Raises InvalidRequestError if one can't be read.
+    """
     try:
         if is_local(path):
             check_local(path)
             if not Path(path).is_absolute():
                 raise ConfigError(f"{path!r} is relative; give an absolute path, or an id on the Hub")
-        return read_lora(path).version
+        nested = nested_adapter(path, "drafter")
+        drafter = None if nested is None else Adapter(name, nested, read_lora(nested).version)
+        return Adapter(name, path, read_lora(path).version, drafter)
     except ConfigError as error:
         raise InvalidRequestError(f"lora_path: {error}", field="lora_path") from error

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint
@@ -95,12 +96,19 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 
 
 def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
+    served, of_drafter = config.endpoints[endpoint], config.drafter_adapters_of(endpoint)
     for name, path in config.adapters_of(endpoint).items():
-        located = locate(path)
-        try:
-            yield Adapter(name, located, read_lora(located).version)
-        except ConfigError as error:
-            raise ConfigError(f"models.{config.endpoints[endpoint].target}.adapters.{name}: {error}") from error
+        adapter = _adapter(name, path, key=f"models.{served.target}.adapters.{name}")
+        if name in of_drafter:
+            drafter = _adapter(name, of_drafter[name], key=f"models.{served.drafter}.adapters.{name}")
+            adapter = structs.replace(adapter, drafter=drafter)
+        yield adapter
+
+
+def _adapter(name: str, path: str, *, key: str) -> Adapter:
+    located = locate(path)
+    with naming(key):
+        return Adapter(name, located, read_lora(located).version)
 
 
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:

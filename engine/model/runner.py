@@ -83,9 +83,17 @@ class Runner:
         self.reach = self._forward.reach  # of the layers that have one; None: none has
 
     def shared_copy(self) -> "Runner":
-        """Return a runner that shares the weights, with as much of its own cache. Only one may run at a time."""
-        size = {"slots": self.cache.slots, "max_length": self.max_length, "max_query": self.max_query}
-        copy = Runner(self.model, **size, pages=self.cache.allocator.pages, lora=self.lora)
+        """Return a runner that shares the weights but no adapters, with as much of its own cache.
+
+        Only one may run at a time.
+        """
+        copy = Runner(
+            self.model,
+            slots=self.cache.slots,
+            max_length=self.max_length,
+            max_query=self.max_query,
+            pages=self.cache.allocator.pages,
+        )
         copy.cache.dtype = self.cache.dtype
         copy.logits([RowInput(slot=0, start=0, tokens=[0])])
         copy.cache.clear_all()
@@ -219,9 +227,9 @@ class Runner:
             self.hidden = HiddenStates(last[: len(wanted)], layers[: sum([len(row.tokens) for row in rows])])
         return logits[: len(wanted)]
 
-    def forward(self, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
-        """Return [N, V] logits after all tokens, in pages that are there. tokens, positions: [1, N]."""
-        return self._forward(tokens, positions, batch)[0]
+    def forward(self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, adapters: Tensor | None = None) -> Tensor:
+        """Return [N, V] logits after all tokens, in pages that are there. Inputs: see `ForwardInputs`."""
+        return self._forward(tokens, positions, batch, adapters=adapters)[0]
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[RowInput], layers: Sequence[int]) -> HiddenStates:

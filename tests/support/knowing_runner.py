@@ -24,6 +24,7 @@ class KnowingRunner(Runner):
         self.device = torch.device("cpu")
         self.single_device, self.trees_are_exact, self.recorder = False, True, None
         self.max_length, self.max_query = max_length, 256
+        self.lora = None
         self.cache = KVPages(slots=slots, capacity=max_length + 256)
         self.columns = {slot: [-1] * self.cache.capacity for slot in range(slots)}  # the token in each
         self._speller = speller

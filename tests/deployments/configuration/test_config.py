@@ -271,3 +271,18 @@ def test_the_names_of_all_routes_are_reserved(fake: TestClient) -> None:
 
 def test_the_longest_default_request_is_that_of_replicas() -> None:
     assert MAX_LENGTH == settings.MAX_LENGTH
+
+
+def test_a_drafter_gets_the_adapters_that_are_named_or_come_with_those_of_its_target(tmp_path: Path) -> None:
+    for folder in ("named", "lone", "full/drafter", "full", "both/drafter", "both"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "adapter_config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "lone" / "drafter").mkdir()
+    big = {"path": "models/target", "adapters": {"a": "lone", "b": "full", "c": "both"}}
+    models: dict[str, Any] = {"big": big, "small": {"path": "models/drafter", "adapters": {"c": "named"}}}
+    endpoints: dict[str, Any] = {"pair": {"target": "big", "drafter": "small"}}
+    config = parse_config({"models": models, "endpoints": endpoints}, folder=tmp_path)
+    assert config.drafter_adapters_of("pair") == {"b": f"{tmp_path}/full/drafter", "c": str(tmp_path / "named")}
+    models["small"] = {"path": "models/drafter"}
+    config = parse_config({"models": models, "endpoints": endpoints | {"alone": {"target": "small"}}}, folder=tmp_path)
+    assert config.drafter_adapters_of("pair") == config.models["small"].adapters == {}

@@ -99,7 +99,17 @@ def problem_of(text: str, folder: Path) -> str:
         ),
         (
             VALID.replace(f"path: {DRAFTER}", f"path: {DRAFTER}, adapters: {{a: adapter}}"),
-            "models.small.adapters: no endpoint has 'small' as its `target`; only such endpoints have adapters",
+            "models.small.adapters.a: no adapter of big has this name; known: none",
+        ),
+        (
+            VALID.replace(f"path: {DRAFTER}", f"path: {DRAFTER}, adapters_at_run_time: 1"),
+            "models.small.adapters_at_run_time: none of its targets has this key; set it there, too",
+        ),
+        (
+            with_model(f"{MODEL}, adapters: {{a: adapter}}").replace(
+                f"path: {DRAFTER}", f"path: {DRAFTER}, adapters: {{a: adapter}}, adaptation: {{}}"
+            ),
+            "models.small.adapters: a drafter that learns while it serves can't have any; remove one of the keys",
         ),
         (
             with_model(f"{MODEL}, max_model_len: 9"),

@@ -1,14 +1,19 @@
 """What one coordinator loads and unloads, the others and later ones learn, in whatever order they hear of it."""
 
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.wire.messages import Adapter
-from deployments.endpoints.adapters import AdapterRegistry
+from decoding.errors import InvalidRequestError
+from deployments.endpoints.adapters import AdapterRegistry, read_adapter
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
+from engine.loading.lora import read_lora
+from tests.support.adapters import save_adapter
+from tests.support.models import tiny_model
 
 FIRST, SECOND = Adapter("a", "/a", "1"), Adapter("a", "/a", "2")
 
@@ -56,3 +61,15 @@ def test_an_endpoint_is_never_replaced(service: Service) -> None:
     service.adapters.merge(registry.changes)
     assert list(service.endpoints) == ["consort"]
     assert service.endpoint("consort").endpoint.adapter is None
+
+
+def test_an_adapter_comes_with_the_drafters_in_its_folder(tmp_path: Path) -> None:
+    save_adapter(tmp_path, tiny_model("llama"), 1, target_modules=["q_proj"])
+    assert read_adapter("a", str(tmp_path)).drafter is None
+    nested = tmp_path / "drafter"
+    save_adapter(nested, tiny_model("llama"), 2, target_modules=["q_proj"])
+    version = read_lora(str(nested)).version
+    assert read_adapter("a", str(tmp_path)).drafter == Adapter("a", str(nested), version)
+    (nested / "adapter_model.safetensors").unlink()
+    with pytest.raises(InvalidRequestError, match=r"lora_path: .*drafter.* has no adapter_model\.safetensors"):
+        read_adapter("a", str(tmp_path))

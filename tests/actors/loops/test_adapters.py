@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from actors.loops.adapters import AdapterTable
 from actors.loops.row import ServedRow
-from actors.verifier.adapters import AdapterTable
 from actors.wire.messages import Adapter, Admit
 from decoding.sampling.params import SamplingParams
 from engine.layers.lora import LoraLayers
@@ -21,7 +21,7 @@ class Stage:
 
     def __init__(self, write: Any = lambda *given: None) -> None:
         layers = SimpleNamespace(versions=[""], check=lambda pairs: None, write=write)
-        self.table = AdapterTable(cast(LoraLayers, layers), self._read)
+        self.table: AdapterTable[ServedRow] = AdapterTable(cast(LoraLayers, layers), self._read)
         self._count = 0
 
     @staticmethod

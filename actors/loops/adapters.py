@@ -1,4 +1,4 @@
-"""The adapters of one target: which LoRA weights are in which slot of its layers, and which rows run with them.
+"""The adapters of one model: which LoRA weights are in which slot of its layers, and which rows run with them.
 
 Weights are read in a thread beside the loop, and stay until a slot is needed.
 """
@@ -6,21 +6,24 @@ Weights are read in a thread beside the loop, and stay until a slot is needed.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
+from typing import Generic, TypeVar
 
 import torch
 
-from actors.loops.row import ServedRow
+from actors.loops.row import Row
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError
 from engine.layers.lora import LoraLayers
 from engine.loading.lora import LoraWeights, read_lora
 
+_Row = TypeVar("_Row", bound=Row)
 
-class _Held:
+
+class _Held(Generic[_Row]):
     def __init__(self, slot: int | None, reading: Future[LoraWeights] | None = None) -> None:
         self.slot = slot  # None: its weights are not in the layers yet
         self.reading = reading
-        self.rows: set[ServedRow] = set()
+        self.rows: set[_Row] = set()
         self.is_leaving = False  # whether its slot is promised to another one: new rows wait until it is back
 
     @property
@@ -33,23 +36,25 @@ class _Held:
         return min(row.precedence for row in self.rows)
 
 
-class AdapterTable:
+class AdapterTable(Generic[_Row]):
     """The adapters by version, the least recently used first."""
 
     def __init__(self, lora: LoraLayers | None, read: Callable[[str], LoraWeights] = read_lora) -> None:
-        """lora: with the adapters that were loaded at the start; None: the target takes none."""
+        """lora: with the adapters that were loaded at the start; None: the model takes none."""
         self._lora, self._read = lora, read
         versions = [] if lora is None else lora.versions
-        self._held = {version: _Held(slot) for slot, version in enumerate(versions, 1) if version}
+        self._held: dict[str, _Held[_Row]] = {
+            version: _Held(slot) for slot, version in enumerate(versions, 1) if version
+        }
         taken = {held.slot for held in self._held.values()}
         self._free = [slot for slot in range(1, len(versions) + 1) if slot not in taken]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
-    def begin(self, row: ServedRow) -> None:
+    def begin(self, row: _Row) -> None:
         """Give the row its adapter's slot, now or once the weights are there.
 
         Raises:
-            InvalidRequestError: the target takes no adapters.
+            InvalidRequestError: the model takes no adapters.
         """
         adapter = row.adapter
         if adapter is None:
@@ -63,7 +68,7 @@ class AdapterTable:
         held.rows.add(row)
         row.adapter_slot = None if held.is_leaving else held.slot
 
-    def release(self, row: ServedRow) -> None:
+    def release(self, row: _Row) -> None:
         """Forget a row that was removed. Its adapter's weights stay until their slot is needed, if they have one."""
         held = None if row.adapter is None else self._held.get(row.adapter.version)
         if row.adapter is None or held is None:
@@ -74,13 +79,13 @@ class AdapterTable:
             if held.reading is not None:
                 held.reading.cancel()
 
-    def make_ready(self) -> list[tuple[ServedRow, BaseException]]:
+    def make_ready(self) -> list[tuple[_Row, BaseException]]:
         """Put weights that were read into free slots. Return the rows whose adapter can't be loaded, with the error."""
-        failed: list[tuple[ServedRow, BaseException]] = []
+        failed: list[tuple[_Row, BaseException]] = []
         for version, held in list(self._held.items()):
             if held.is_leaving and held.slot is not None and not held.in_use:
                 self._free.append(self._evict(version, held.slot))
-        waiting: list[_Held] = []
+        waiting: list[_Held[_Row]] = []
         for version, held in list(self._held.items()):
             if held.slot is not None or held.reading is None or not held.reading.done():
                 continue
@@ -94,7 +99,7 @@ class AdapterTable:
             self._find_slot(held)
         return failed
 
-    def _find_slot(self, held: _Held) -> None:
+    def _find_slot(self, held: _Held[_Row]) -> None:
         """Put weights into a slot, now or in a later turn: until then one adapter in use takes no new rows."""
         slot = self._free_slot()
         if slot is not None:
@@ -105,7 +110,7 @@ class AdapterTable:
         if not any(other.is_leaving for other in others):
             others[0].is_leaving = True
 
-    def _write(self, slot: int, held: _Held, weights: LoraWeights) -> None:
+    def _write(self, slot: int, held: _Held[_Row], weights: LoraWeights) -> None:
         assert self._lora is not None
         try:
             self._lora.write(slot, weights.version, weights.pairs)
