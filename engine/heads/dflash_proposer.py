@@ -26,6 +26,7 @@ from engine.model.hidden_states import HiddenStates
 from engine.model.ragged_batch import RowInput, pack_inputs
 from engine.model.runner import Runner
 
+_MOST_LOGITS = 1 << 25  # in memory at a time
 _TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
 _rotate_keys = NativeRotary(apply_rotary_pos_emb)
 
@@ -94,18 +95,24 @@ class DFlashProposer:
     def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
         """Draft a block for each text. It writes to the columns after the text, which the target writes next."""
         chooser = HeadSampler(starts, length, min(ranks, self._outputs), self._device, self._token_ids)
-        hidden = self.hidden(starts, length)
-        raw, markov = self._head.raw_logits(hidden), self._head.markov_head
-        if markov is None:
-            for logits in self._head.bounded(raw).unbind(1):
-                chooser.choose(logits)
-            return chooser.choices()
-        tokens = tensor_on(self._device, [self._anchors[start.slot] for start in starts], torch.int64)
-        state = markov.start(hidden[:, 0])
-        for step in range(length):
-            bias, state = markov(tokens, hidden[:, step], state)
-            tokens = chooser.choose(self._head.bounded(raw[:, step] + bias))
+        hidden = self.hidden(starts, length).transpose(0, 1)  # [length, B, H]
+        parts = hidden.split(max(_MOST_LOGITS // (len(starts) * self._outputs), 1))
+        if self._head.markov_head is None:
+            for part in parts:
+                chooser.choose_steps(self._head.logits(part))
+        else:
+            self._follow(chooser, parts, [self._anchors[start.slot] for start in starts])
         return chooser.choices()
+
+    def _follow(self, chooser: HeadSampler, parts: Sequence[Tensor], anchors: Sequence[int]) -> None:
+        """Choose tokens that depend on those before. parts: [·, B, H] entries in order."""
+        markov = self._head.markov_head
+        assert markov is not None
+        tokens, state = tensor_on(self._device, anchors, torch.int64), markov.start(parts[0][0])
+        for part in parts:
+            for entry, raw in zip(part, self._head.raw_logits(part), strict=True):
+                bias, state = markov(tokens, entry, state)
+                tokens = chooser.choose(self._head.bounded(raw + bias))
 
     def hidden(self, starts: Sequence[DraftStart], length: int) -> Tensor:
         """Run blocks, and return the entries that draft each text's next `length` tokens, [B, length, H]."""

@@ -157,8 +157,7 @@ class MedusaProposer:
     def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
         """Return what the heads expect after the token that follows the last one that was run."""
         sampler = HeadSampler(starts, length, ranks, self._device)
-        for logits in self.logits(starts)[:length]:
-            sampler.choose(logits)
+        sampler.choose_steps(self.logits(starts)[:length])
         return sampler.choices()
 
     def logits(self, starts: Sequence[DraftStart]) -> Tensor:

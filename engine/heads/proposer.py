@@ -65,19 +65,27 @@ class HeadSampler:
 
     def choose(self, logits: Tensor) -> Tensor:
         """Return the tokens of the next position, [B] int64. logits: [B, W]."""
-        settings = self._settings[max(len(self._ranked), len(self._drawn))]
-        chosen = torch.empty(len(logits), dtype=torch.int64, device=self._device)
+        return self.choose_steps(logits[None])[0]
+
+    def choose_steps(self, logits: Tensor) -> Tensor:
+        """Return the tokens of the next C positions, [C, B] int64, at once. logits: [C, B, W]."""
+        count, first = len(logits), max(len(self._ranked), len(self._drawn))
+        settings = self._settings[first : first + count]
+        chosen = torch.empty(logits.shape[:2], dtype=torch.int64, device=self._device)
         if self._coupled:
             part, rows = self._part(self._coupled, logits)
-            tokens, scores = rank(part, SamplingBatch(settings[rows], self._used), self._ranks, self._token_ids)
-            self._ranked.append(torch.stack([tokens.double(), scores.double()], dim=1))  # both fit exactly
-            chosen[rows] = tokens[:, 0]
+            batch = SamplingBatch(settings[:, rows].flatten(0, 1), self._used)
+            tokens, scores = rank(part, batch, self._ranks, self._token_ids)  # [C · n, ranks]
+            best = torch.stack([tokens.double(), scores.double()], dim=1)  # both fit exactly
+            self._ranked += best.chunk(count)
+            chosen[:, rows] = tokens[:, 0].view(count, -1)
         if self._rejecting:
             part, rows = self._part(self._rejecting, logits)
-            processed = process(part, SamplingBatch(settings[rows], self._used))
-            sample, *drawn = draw(processed, self._keys[len(self._drawn)], token_ids=self._token_ids)
-            self._drawn.append((drawn[0], drawn[1]))
-            chosen[rows] = sample
+            processed = process(part, SamplingBatch(settings[:, rows].flatten(0, 1), self._used))
+            keys = self._keys[first : first + count].flatten(0, 1)
+            sample, *drawn = draw(processed, keys, token_ids=self._token_ids)
+            self._drawn += zip(*(each.chunk(count) for each in drawn), strict=True)
+            chosen[:, rows] = sample.view(count, -1)
         return chosen
 
     def choices(self) -> list[list[DraftChoice]]:
@@ -93,9 +101,9 @@ class HeadSampler:
         return choices
 
     def _part(self, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of some rows, and these as a tensor."""
+        """Return the logits of some rows, [C · n, W], and these rows as a tensor. logits: [C, B, W]."""
         indices = tensor_on(self._device, rows, torch.int64)
-        return (logits if len(rows) == len(logits) else logits[indices]), indices
+        return (logits if len(rows) == logits.shape[1] else logits[:, indices]).flatten(0, 1), indices
 
 
 class Reading(NamedTuple):
