@@ -28,6 +28,7 @@ class ModelOptions(TypedDict, total=False):
     chat_template: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     quantization: Literal["int4", "int8", "nf4"] | None
+    activations: Literal["int8"] | None
     deterministic: bool
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn"]
     kv_tokens: int | Literal["auto"]

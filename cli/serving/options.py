@@ -18,6 +18,7 @@ _COUNT = click.IntRange(1)
 
 # Options whose value is a key of the target, of both models, or of something else.
 _TARGET_KEYS = {
+    "activations": "activations",
     "chat_template": "chat_template",
     "max_model_len": "max_length",
     "max_num_seqs": "slots",
@@ -36,6 +37,7 @@ _OPTIONS = (
     click.option("--served-model-name", metavar="NAME", multiple=True, help="What clients ask for; may be repeated."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), help="Of the weights; auto: as stored."),
     click.option("--quantization", "-q", type=click.Choice(list(_QUANTIZATIONS)), help="Of the target's weights."),
+    click.option("--activations", type=click.Choice(["int8"]), help="Of the target, beside integer weights on a CPU."),
     click.option("--max-model-len", "--max-length", type=_COUNT, help="Tokens of a request, prompt and answer."),
     click.option("--max-num-seqs", type=_COUNT, help="The most requests that run at once."),
     click.option("--tensor-parallel-size", "--tensor-parallel", "-tp", type=_COUNT, help="Devices for each layer."),

@@ -205,6 +205,8 @@ def _model_line(model: Assignment, config: ServerConfig) -> str:
     copies = f"{replicas} replicas " if replicas > 1 else ""
     role = "drafter" if model.drafts_for is not None else "target"
     text = f"{role} {model.name}: {copies}{_where(model)}"
+    rounded = config.models[model.name].activations
+    sizes += [] if rounded is None else [f"activations in {rounded}"]
     reads = "" if size is None or size.bytes_per_token is None else f"; {size.bytes_per_token}"
     return ", ".join([text, *sizes]) + (", each" if replicas > 1 and sizes else "") + reads
 

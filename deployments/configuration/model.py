@@ -91,6 +91,11 @@ class ModelConfig(StrictModel):
         description="int4, int8: weights as integers with a scale for each 32; embeddings and the output layer always "
         "have 8 bits. nf4: linear layers as 4-bit normal floats, by bitsandbytes.",
     )
+    activations: Literal["int8"] | None = Field(
+        None,
+        description="int8: where weights are integers and a CPU computes, round what they are multiplied with to 8 "
+        "bits, too; faster and less exact. null: keep it in `dtype`.",
+    )
     deterministic: bool = Field(
         True,
         description="Compute a token with the same bits whatever runs beside it. false: faster loading on CPUs, and on "

@@ -60,6 +60,8 @@ def misfits(models: Models, endpoints: Endpoints) -> Iterator[str]:
             yield f"models.{name}: no endpoint uses it; remove it or name it in an endpoint"
             continue
         yield from _devices(name, model, models)
+        if model.activations is not None and (reason := _activations(model, models)) is not None:
+            yield f"models.{name}.activations: {reason}, or remove the key"
         if model.adaptation is not None and (reason := _adaptation(name, model, roles[name])) is not None:
             yield f"models.{name}.adaptation: {reason}, or remove the key"
         if roles[name] == "both" and model.tensor_parallel > 1:
@@ -77,6 +79,20 @@ def _devices(name: str, model: ModelConfig, models: Models) -> Iterator[str]:
     gpus = models.get(model.colocated_with or name, model).num_gpus
     if model.device.startswith(("cuda", "balanced")) and gpus == 0:
         yield f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU"
+
+
+def _activations(model: ModelConfig, models: Models) -> str | None:
+    """Return why a model can't round its activations, unless that shows only where it is loaded."""
+    owner = model if model.colocated_with is None else models.get(model.colocated_with, model)
+    if owner.num_gpus or model.device.startswith(("cuda", "balanced")):
+        return f"only CPUs compute with {model.activations}; set num_gpus: 0"
+    if model.tensor_parallel > 1:
+        return "the layers of a tensor-parallel model are split, and not quantised; set tensor_parallel to 1"
+    if model.adaptation is not None:
+        return "the weights of a drafter that adapts are no integers; remove adaptation"
+    if model.quantization == "nf4":
+        return "weights stored as nf4 are no integers; set quantization to int4 or int8"
+    return None
 
 
 def _adaptation(name: str, model: ModelConfig, role: Role) -> str | None:

@@ -25,7 +25,7 @@ from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
 from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, Reading
 from engine.heads.spec import HeadsSpec
-from engine.layers.faster_layers import use_faster_parts
+from engine.layers.faster_layers import round_inputs, use_faster_parts
 from engine.layers.quantized_linear import QuantizedModule, round_linears
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -214,4 +214,6 @@ def _place(module: torch.nn.Module, model: PreTrainedModel) -> None:
         parameter.data = parameter.data.to(model.dtype)
     if any(isinstance(layer, QuantizedModule) for layer in model.modules()):
         round_linears(module, 8)  # else a draft token would cost a larger part of a step
+    if any(getattr(layer, "rounds_inputs", False) for layer in model.modules()):
+        round_inputs(module)
     module.eval().requires_grad_(False)

@@ -28,6 +28,7 @@ class QuantizedWeight:
     bits: int  # 4 or 8
     order: Tensor | None = None  # [in] int64: the input of each column; None: column i is for input i
     floats: bool = False  # codes are numbers of type float8_e4m3fn, and there are no offsets
+    rounds_inputs: bool = False  # products on a CPU round each group of inputs to 8 bits, with a scale per row
 
     @property
     def shape(self) -> tuple[int, ...]:

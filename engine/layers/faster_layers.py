@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine.kernels.quantized_weight import QuantizedWeight
 from engine.layers.latent import replace_latent_projections
 from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order, has_kernel, pack_linears
 from engine.layers.lora import LoraLayers
 from engine.layers.mlp import replace_activations, replace_mlps
 from engine.layers.norm import replace_norms
-from engine.layers.quantized_experts import pack_experts
+from engine.layers.quantized_experts import QuantizedExperts, pack_experts
 from engine.layers.quantized_linear import (
     NativeQuantizedEmbedding,
     NativeQuantizedLinear,
@@ -75,6 +76,27 @@ def _replace_quantized_output(model: PreTrainedModel, head: QuantizedLinear) -> 
 def _path(model: nn.Module, module: nn.Module) -> str:
     names: dict[nn.Module, str] = {other: path for path, other in model.named_modules()}
     return names[module]
+
+
+def round_inputs(module: nn.Module) -> bool:
+    """Let layers in `module` that hold integers round their inputs to 8 bits on a CPU; return whether there are any.
+
+    They are not replaced yet.
+    """
+    rounding: list[Any] = [layer for layer in module.modules() if any(map(_computes_integers, _weights(layer)))]
+    for layer in rounding:
+        layer.rounds_inputs = True
+    return bool(rounding)
+
+
+def _weights(layer: nn.Module) -> list[QuantizedWeight]:
+    if isinstance(layer, QuantizedExperts):
+        return [layer.quantized(name) for name in layer.matrices]
+    return [layer.quantized] if isinstance(layer, QuantizedLinear) else []
+
+
+def _computes_integers(weight: QuantizedWeight) -> bool:
+    return not weight.floats and quantized_kernel(weight) is not None
 
 
 def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True, lora: LoraLayers | None = None) -> None:

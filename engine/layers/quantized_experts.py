@@ -4,6 +4,7 @@ As in quantized_linear.py, a loaded model holds them in plain modules, and produ
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -40,6 +41,7 @@ class QuantizedExperts(nn.Module):
 
     has_bias: bool
     has_gate: bool
+    rounds_inputs = False  # as in `QuantizedWeight`; those that are multiplied with FP8 are kept
 
     def __init__(self, experts: Any, weights: Mapping[str, QuantizedWeight]) -> None:
         """weights: of all `expert_matrices`, in their order."""
@@ -86,7 +88,8 @@ class QuantizedExperts(nn.Module):
         """Return the weight [E, out, in] of a matrix."""
         bits, floats = self._kinds[name]
         codes, scales, offsets, order = (getattr(self, part_name(name, part)) for part in PARTS)
-        return weight_of((codes, scales, offsets, order), bits, floats=floats)
+        weight = weight_of((codes, scales, offsets, order), bits, floats=floats)
+        return replace(weight, rounds_inputs=self.rounds_inputs and not floats)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states: [T, H]; top_k_index: [T, K] int64; top_k_weights: [T, K]; returns [T, H]."""

@@ -2,9 +2,12 @@
 
 A loaded model holds them in plain modules. On CPUs and GPUs layers with a kernel replace these: they unpack weights in
 registers only.
+
+With `rounds_inputs`, they multiply integers: each row's inputs get a scale for each group, and 8 bits.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ class QuantizedModule(nn.Module):
     scales: Tensor
     offsets: Tensor | None
     order: Tensor | None
+    rounds_inputs = False  # as in `QuantizedWeight`
 
     def _hold(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
         self.bits, self.floats, self.dtype = weight.bits, weight.floats, dtype
@@ -58,7 +62,7 @@ class QuantizedModule(nn.Module):
     def quantized(self) -> QuantizedWeight:
         """The weight."""
         parts = self.codes, self.scales, self.offsets, self.order
-        return weight_of(parts, self.bits, floats=self.floats)
+        return replace(weight_of(parts, self.bits, floats=self.floats), rounds_inputs=self.rounds_inputs)
 
 
 class QuantizedLinear(QuantizedModule, nn.Linear):
@@ -139,7 +143,10 @@ class FixedOrderQuantizedLinear(nn.Module):
 
 
 class NativeQuantizedLinear(nn.Module):
-    """A linear layer on a CPU; the result is that of the unpacked weight up to rounding."""
+    """A linear layer on a CPU; the result is that of the unpacked weight up to rounding.
+
+    With `rounds_inputs`, an input x becomes code · scale, and scale is the largest |x| of its row and group / 127.
+    """
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> None:
         """bias: [out]. out_dtype: of the result; None: the input's."""
@@ -148,7 +155,8 @@ class NativeQuantizedLinear(nn.Module):
         assert native is not None
         panel = native.linear_panel()
         columns, size = weight.shape
-        self.constants = weight.bits, int(weight.floats), weight.zero, weight.group, size
+        kind = int(weight.floats), int(weight.rounds_inputs)
+        self.constants = weight.bits, *kind, weight.zero, weight.group, size
         self.codes = _in_panels(_words(weight.codes, weight.bits), panel)
         self.scales = _in_panels(weight.scales, panel)
         self.offsets = None if weight.offsets is None else _in_panels(weight.offsets, panel)
@@ -188,7 +196,7 @@ class NativeQuantizedEmbedding(nn.Module):
         return rows if self._factor == 1.0 else rows * torch.tensor(self._factor, dtype=self._dtype)
 
 
-_Weight = "*codes *scales *offsets bits floats zero group size scale_kind"
+_Weight = "*codes *scales *offsets bits floats rounds_inputs zero group size scale_kind"
 _fields = f"{_Weight} *x *bias x_kind output_kind rows columns threads *output"
 _Multiplication, _ExpertsMultiplication = structure(_fields), structure(f"{_fields} *experts count each")
 _Rows = structure(f"{_Weight} *ids rows output_kind *output")

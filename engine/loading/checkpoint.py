@@ -28,17 +28,27 @@ from decoding.errors import ConfigError
 from engine.layers.quantized_linear import computes_integers
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary, save_draft_vocabulary
-from engine.loading.gguf.files import auto_dtype, is_gguf, read_stored_bytes, settings_folder, weights_folder
+from engine.loading.gguf.files import (
+    auto_dtype,
+    has_integers,
+    is_gguf,
+    read_stored_bytes,
+    settings_folder,
+    weights_folder,
+)
 from engine.loading.host import PREFILL_CHUNK
 from engine.loading.quantization import (
     Quantization,
+    check_activations,
     quantization_config,
     read_contiguous_inputs,
     restore_latent_projections,
+    round_activations,
+    warn_of_outliers,
     weight_bytes,
 )
 from engine.loading.quantized_checkpoint import open_checkpoint
-from engine.loading.quantized_formats import Reader, quantized_reader
+from engine.loading.quantized_formats import Reader, quantized_reader, stores_integers
 from engine.loading.quantizer import METHOD, IntegerConfig, round_layers
 from engine.loading.settings import context_length, is_trimmed, vocabulary_size
 from engine.loading.supported import check_config, check_modules
@@ -46,7 +56,6 @@ from engine.loading.text_model import RENAMED, causal_class, text_config
 
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 _SHOWN_WEIGHTS = 3
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,7 @@ class ModelSpec:
     max_adapter_rank: int = 16
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
+    activations: Literal["int8"] | None = None  # what layers of integers round their inputs to, on a CPU
     unpacked: bool = False  # unpack weights that are stored quantised, to train or replace them
     deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
     kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
@@ -122,7 +132,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     config, skeleton = check_model(spec)
-    _warn_of_outliers(spec, config)
+    warn_of_outliers(spec.name, spec.path, config)
     options: dict[str, Any] = {}
     if spec.quantization is not None:
         if getattr(config, "quantization_config", None) is not None:
@@ -139,6 +149,8 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
         model = _merge_adapter(spec, model)
     if later:
         round_layers(model, options["quantization_config"].bits)
+    if spec.activations is not None:
+        round_activations(spec.name, model)
     restore_latent_projections(model)
     read_contiguous_inputs(model)
     if token_ids is not None:
@@ -191,6 +203,9 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
         raise ConfigError(
             f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
         )
+    if spec.activations is not None:
+        stored = has_integers(spec.path) if is_gguf(spec.path) else stores_integers(config)
+        check_activations(spec.name, spec.devices[0], spec.quantization, stored=stored and spec.keeps_integers)
     with errors_of(spec):
         _check_changes(spec, config)
         check_config(config, max_length=context_length(config, spec.max_length))
@@ -374,19 +389,6 @@ def _check_untied(adapted: nn.Module) -> None:
     tied = [name for name, module in layers if users[id(module.get_base_layer().weight)] > 1]
     if tied:
         raise ValueError(f"{' and '.join(tied)} shares its weights with another layer (tie_word_embeddings)")
-
-
-def _warn_of_outliers(spec: ModelSpec, config: PretrainedConfig) -> None:
-    """Say so if a checkpoint chooses columns for 16 bits over all tokens of a call, as LLM.int8 does by default."""
-    stored = getattr(config, "quantization_config", None) or {}
-    settings = stored if isinstance(stored, dict) else stored.to_dict()
-    if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
-        _log.warning(
-            "models.%s.path: %s was saved as LLM.int8 with outlier columns (llm_int8_threshold above 0), so a text "
-            "depends on what else is in its batch, and on drafts; save it with llm_int8_threshold 0, or quantise the "
-            "original by `quantization: int8`",
-            *(spec.name, spec.path),
-        )
 
 
 def _cannot_load(spec: ModelSpec, error: Exception) -> ConfigError:

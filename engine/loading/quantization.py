@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.quantizers.quantizers_utils import should_convert_module
@@ -17,14 +17,20 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from decoding.errors import ConfigError
 from engine.kernels.quantized_weight import GROUP
+from engine.layers.faster_layers import round_inputs
 from engine.layers.latent import PROJECTION, latent_layers
+from engine.layers.quantized_linear import computes_integers
 from engine.loading.quantizer import IntegerConfig, rounded_experts, rounded_layers
 
 Quantization = Literal["int4", "int8", "nf4"]
 
 _BLOCK = 64  # weights that share a scale in NF4
 _NF4_BYTES = 0.5 + 2 / _BLOCK  # per weight
+_NO_INTEGERS = (
+    "models.{}.activations: int8 needs weights that are integers; add quantization: int8 or int4, or leave it out"
+)
 _BITS: dict[Quantization, int] = {"int4": 4, "int8": 8}
+_log = logging.getLogger(__name__)
 
 
 def quantization_config(kind: Quantization, skeleton: PreTrainedModel, device: torch.device) -> QuantizationConfigMixin:
@@ -79,6 +85,19 @@ def weight_bytes(skeleton: PreTrainedModel, dtype: torch.dtype, kind: Quantizati
     return int(sum(sizes.values()))
 
 
+def warn_of_outliers(name: str, path: str, config: PretrainedConfig) -> None:
+    """Say so if a checkpoint chooses columns for 16 bits over all tokens of a call, as LLM.int8 does by default."""
+    stored = getattr(config, "quantization_config", None) or {}
+    settings = stored if isinstance(stored, dict) else stored.to_dict()
+    if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
+        _log.warning(
+            "models.%s.path: %s was saved as LLM.int8 with outlier columns (llm_int8_threshold above 0), so a text "
+            "depends on what else is in its batch, and on drafts; save it with llm_int8_threshold 0, or quantise the "
+            "original by `quantization: int8`",
+            *(name, path),
+        )
+
+
 @torch.no_grad()
 def restore_latent_projections(model: PreTrainedModel) -> None:
     """Replace quantised projections of latents by plain layers of the same weights."""
@@ -90,6 +109,30 @@ def restore_latent_projections(model: PreTrainedModel) -> None:
             plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
             plain.weight = nn.Parameter(weight, requires_grad=False)
             module.kv_b_proj = plain
+
+
+def check_activations(name: str, device: torch.device, kind: Quantization | None, *, stored: bool) -> None:
+    """Raise ConfigError if activations should be rounded, but no products of integers are computed.
+
+    name: of the model in errors. stored: its layers are integers without `kind`.
+    """
+    if device.type != "cpu" or not computes_integers(device):
+        raise ConfigError(
+            f"models.{name}.activations: int8 needs a CPU with a C++ compiler (g++ or clang++), and the model runs on "
+            f"{device.type}; set device: cpu, install a compiler, or leave it out"
+        )
+    if kind not in _BITS and (kind == "nf4" or not stored):
+        raise ConfigError(_NO_INTEGERS.format(name))
+
+
+def round_activations(name: str, model: PreTrainedModel) -> None:
+    """Let layers of integers round their inputs to 8 bits. name: of the model in errors.
+
+    Raises:
+        ConfigError: there are no such layers.
+    """
+    if not round_inputs(model):
+        raise ConfigError(_NO_INTEGERS.format(name))
 
 
 def read_contiguous_inputs(model: PreTrainedModel) -> None:

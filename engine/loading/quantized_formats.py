@@ -53,6 +53,16 @@ def quantized_reader(config: PretrainedConfig) -> Reader | None:
     return _READERS[method](settings)
 
 
+def stores_integers(config: PretrainedConfig) -> bool:
+    """Whether a checkpoint that `quantized_reader` accepts has layers of integers in groups."""
+    settings = getattr(config, "quantization_config", None)
+    if not isinstance(settings, dict) or settings.get("quant_method") not in _INTEGERS:
+        return False
+    schemes = (settings.get("config_groups") or {}).values()
+    kinds = {scheme["weights"].get("type", "int") for scheme in schemes if scheme.get("weights")}
+    return kinds != {"float"}
+
+
 def _gptq(settings: Mapping[str, Any]) -> Reader:
     kind = settings.get("checkpoint_format") or "gptq"
     if kind not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
@@ -299,6 +309,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
     "fbgemm_fp8": _fp8,
     "mxfp4": _mxfp4,
 }
+_INTEGERS = {"gptq", "awq", "compressed-tensors", "consort", "mxfp4"}
 _COMPRESSED = {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"}
 _BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes")
 _NEAREST = "GPTQ, AWQ, compressed-tensors, FP8 and GGUF can, and `quantization: int4` rounds plain weights"

@@ -120,7 +120,7 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
             not work with tensor_parallel.
     """
     for field, usual in (
-        *(("quantization", None), ("adapter", None), ("adapters", {})),
+        *(("quantization", None), ("activations", None), ("adapter", None), ("adapters", {})),
         *(("adapters_at_run_time", 0), ("kv_dtype", "auto")),
     ):
         if getattr(spec, field) != usual:

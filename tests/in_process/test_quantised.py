@@ -92,6 +92,13 @@ def test_a_quantised_target_writes_what_generate_writes(kind: Quantization, prom
     assert differing <= 1
 
 
+def test_rounded_activations_depend_on_neither_drafts_nor_company(prompts: list[list[int]]) -> None:
+    target = spec(ROOT / "models/target", quantization="int4", activations="int8")
+    together = serve(target, spec(ROOT / "models/drafter", quantization="int8", activations="int8"), prompts)
+    alone = [serve(target, None, [prompt])[0] for prompt in prompts[:2]]
+    assert list(map(tokens, together[:2])) == list(map(tokens, alone))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_copy_drafts_for_its_target(kind: Quantization, prompts: list[list[int]]) -> None:
     """How many drafts are verified depends on timing; whether they are right does not."""

@@ -1,69 +1,34 @@
 // Products with weights that are integers of 4 or 8 bits, or numbers of 8, in groups, on a CPU.
 // See engine/layers/quantized_linear.py.
 //
-// A weight is scale · (code − zero) + offset, with a scale and an offset for each group of input features. A group's codes
-// are multiplied as they are; its sum is then scaled, so weights are never rounded. Each result is one sum in float32,
-// always in the same order: it has the same bits for every number of rows or threads.
-//
-// Codes lie in words of 32 bits, of one output feature: [panels, size / codes in a word, panel]. The halves of a word hold
-// the even and the odd ones, so that a mask makes two numbers of bfloat16 out of it: an integer below 2^n in the upper bits
-// of a mantissa, under the exponent of 2^n, is the number 2^n + integer.
+// A mask makes two numbers of bfloat16 out of a word: an integer below 2^n in the upper bits of a mantissa, under the
+// exponent of 2^n, is the number 2^n + integer.
 
-#include "products.h"
+#include "quantized_products.h"
 
-#include <algorithm>
 #include <type_traits>
 #include <vector>
 
 namespace {
 
-constexpr int64_t most_inputs = 1024;  // input features whose codes stay in the fastest cache for many rows
-constexpr int64_t most_chunk = 192;    // rows whose inputs stay in the next cache for many panels
-constexpr int64_t few = 1 << 14;       // numbers that one thread reads faster than several
-
-struct Weight {
-    const uint32_t* codes;
-    const void *scales, *offsets;  // [panels, size / group, panel]; offsets: null if they are zero
-    int64_t bits, floats, zero, group, size;  // floats: codes are numbers of type float8_e4m3fn
-    Number scale_kind;
-};
-
-struct Call {
-    Weight weight;
-    const void* x;      // [rows, size]
-    const float* bias;  // [columns]
-    Number x_kind, output_kind;
-    int64_t rows, columns, threads;
-    void* output;  // [rows, columns]
-};
-
 struct ExpertsCall {
-    Call linear;             // of the first expert, whose weight and bias those of the others follow; with the rows of all
+    QuantizedCall linear;    // of the first expert, whose weight and bias those of the others follow; with the rows of all
     const int64_t* experts;  // [rows], of the output
     int64_t count, each;     // of experts; rows of the output that share one of x, which has rows / each
 };
 
 struct RowsCall {
-    Weight weight;
+    QuantizedMatrix weight;
     const int64_t* ids;  // [rows], of output features
     int64_t rows;
     Number output_kind;
     void* output;  // [rows, size]
 };
 
-template <int from, int to>
-inline Bits moved(Bits bits) {
-    if constexpr (to >= from) return bits << (to - from);
-    return bits >> (from - to);
-}
-
-// Where an input's code begins in its word.
-template <int bits>
-constexpr int place(int input) { return input % 2 * 16 + input / 2 * bits; }
-
 // Inputs one by one, as floats.
 struct Floats {
     using Input = float;
+    using Total = float;  // the sum of a group's inputs
     static constexpr int depth = 1;
     static constexpr int most_rows = many_registers ? 12 : 5;
     template <int bits>
@@ -112,6 +77,7 @@ inline float widen_number(uint32_t code) {
 // Pairs of inputs in bfloat16, whose mantissas take 4 bits at a time.
 struct Pairs {
     using Input = BFloat16;
+    using Total = float;
     static constexpr int depth = 2;
     static constexpr int most_rows = 12;
     template <int bits>
@@ -142,101 +108,6 @@ struct Pairs {
 };
 #endif
 
-// Scales or offsets of a panel's groups, as floats or halves.
-struct Scales {
-    const void* numbers;
-    bool wide;
-
-    Scales from(int64_t index) const {  // null stays null
-        const int64_t bytes = index * (wide ? sizeof(float) : sizeof(uint16_t));
-        return {numbers ? static_cast<const char*>(numbers) + bytes : nullptr, wide};
-    }
-
-    Vector load(int64_t index) const {
-        if (wide) return load_vector(static_cast<const float*>(numbers) + index);
-        const auto* halves = static_cast<const uint16_t*>(numbers) + index;
-#if defined(__AVX512F__)
-        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
-#elif defined(__AVX2__) && defined(__F16C__)
-        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
-#else
-        Vector result;
-        for (int64_t lane = 0; lane < lanes; ++lane) result[lane] = widen_half(halves[lane]);
-        return result;
-#endif
-    }
-};
-
-inline Bits load_words(const uint32_t* from) {
-    Bits words;
-    std::memcpy(&words, from, sizeof words);
-    return words;
-}
-
-// Brings words into the cache that are needed a little later. Between products the processor sees them too late.
-inline void fetch_ahead(const uint32_t* words) {
-    constexpr int64_t ahead = 32 * panel, line = 16;
-    for (int64_t word = 0; word < panel; word += line) __builtin_prefetch(words + ahead + word);
-}
-
-// Some groups of a panel.
-struct Groups {
-    const uint32_t* codes;
-    Scales scales, offsets;
-    int64_t count, words;  // words: of a group
-    float zero;
-};
-
-// Adds products to sums. x: rows that begin every `stride` numbers; totals: sums of each group's inputs, in rows that begin
-// every `all_groups`; sums: [rows, panel].
-template <typename Kind, int bits, int rows>
-void multiply(const typename Kind::Input* __restrict__ x, int64_t stride, const float* __restrict__ totals,
-              int64_t all_groups, const Groups& groups, float* __restrict__ sums) {
-    constexpr int in_word = 32 / bits;
-    const float shift = -(Kind::template shift<bits> + groups.zero);
-    const uint32_t* words = groups.codes;
-    for (int64_t group = 0; group < groups.count; ++group) {
-        Registers<rows> left, right;
-        repeat<rows>([&](auto row) {
-            left.template at<row>() = right.template at<row>() = spread(shift * totals[row * all_groups + group]);
-        });
-        for (int64_t word = 0; word < groups.words; ++word, words += panel, x += in_word) {
-            fetch_ahead(words);
-            const Bits left_words = load_words(words), right_words = load_words(words + lanes);
-            repeat<in_word / Kind::depth>([&](auto step) {
-                const auto left_weights = Kind::template weights<bits, step>(left_words);
-                const auto right_weights = Kind::template weights<bits, step>(right_words);
-                repeat<rows>([&](auto row) {
-                    const typename Kind::Input* from = x + row * stride + step * Kind::depth;
-                    Vector &to_left = left.template at<row>(), &to_right = right.template at<row>();
-                    to_left = Kind::template add_products<bits>(from, left_weights, to_left);
-                    to_right = Kind::template add_products<bits>(from, right_weights, to_right);
-                });
-            });
-        }
-        for (int64_t half = 0; half < panel; half += lanes) {
-            const Vector scales = groups.scales.load(group * panel + half);
-            const Vector offsets = groups.offsets.numbers ? groups.offsets.load(group * panel + half) : Vector{};
-            repeat<rows>([&](auto row) {
-                float* to = sums + row * panel + half;
-                const Vector products = half ? right.template at<row>() : left.template at<row>();
-                Vector sum = multiply_add(products, scales, load_vector(to));
-                if (groups.offsets.numbers) sum = multiply_add(totals[row * all_groups + group], offsets, sum);
-                store_vector(sum, to);
-            });
-        }
-    }
-}
-
-template <typename Kind, int bits, int rows = Kind::most_rows>
-void multiply_rows(int64_t count, const typename Kind::Input* x, int64_t stride, const float* totals, int64_t all_groups,
-                   const Groups& groups, float* sums) {
-    if constexpr (rows > 0) {
-        if (count == rows) return multiply<Kind, bits, rows>(x, stride, totals, all_groups, groups, sums);
-        multiply_rows<Kind, bits, rows - 1>(count, x, stride, totals, all_groups, groups, sums);
-    }
-}
-
 template <typename T>
 __attribute__((noinline)) float total(const T* x, int64_t count) {
     float sum = 0.0f;
@@ -244,50 +115,8 @@ __attribute__((noinline)) float total(const T* x, int64_t count) {
     return sum;
 }
 
-inline void store_result(float value, void* output, Number kind, int64_t index) {
-    if (kind == Number::float32) return store(value, static_cast<float*>(output) + index);
-    store(value, static_cast<BFloat16*>(output) + index);
-}
-
-template <typename Kind, int bits>
-void linear(const Call& call, const typename Kind::Input* x, const float* totals) {
-    const Weight& weight = call.weight;
-    const int64_t rows = call.rows, size = weight.size, columns = call.columns, all_groups = size / weight.group;
-    const int64_t chunk = part(rows, most_chunk), block = part(chunk, Kind::most_rows);
-    const int64_t some_groups = std::max<int64_t>(most_inputs / weight.group, 1), panels = divide_up(columns, panel);
-    const bool wide = weight.scale_kind == Number::float32;
-    const Scales scales = {weight.scales, wide}, offsets = {weight.offsets, wide};
-    const int64_t words = weight.group * bits / 32;
-#pragma omp parallel for num_threads(call.threads) schedule(static)
-    for (int64_t task = 0; task < divide_up(rows, chunk) * panels; ++task) {
-        const int64_t first = task / panels * chunk, index = task % panels, column = index * panel;
-        const int64_t count = std::min(chunk, rows - first), width = std::min(panel, columns - column);
-        float sums[most_chunk * panel];
-        for (int64_t row = 0; row < count; ++row)
-            std::fill_n(std::copy_n(call.bias + column, width, sums + row * panel), panel - width, 0.0f);
-        for (int64_t group = 0; group < all_groups; group += some_groups) {
-            const int64_t begin = (index * all_groups + group) * panel;  // of the groups' scales
-            const Groups groups = {weight.codes + begin * words, scales.from(begin), offsets.from(begin),
-                                   std::min(some_groups, all_groups - group), words, static_cast<float>(weight.zero)};
-            for (int64_t row = 0; row < count; row += block)
-                multiply_rows<Kind, bits>(std::min(block, count - row), x + (first + row) * size + group * weight.group,
-                                          size, totals + (first + row) * all_groups + group, all_groups, groups,
-                                          sums + row * panel);
-        }
-        for (int64_t row = 0; row < count; ++row)
-            for (int64_t i = 0; i < width; ++i)
-                store_result(sums[row * panel + i], call.output, call.output_kind, (first + row) * columns + column + i);
-    }
-}
-
-template <typename Kind>
-void linear_of(const Call& call, const typename Kind::Input* x, const float* totals) {
-    if (call.weight.bits == 4) return linear<Kind, 4>(call, x, totals);
-    linear<Kind, 8>(call, x, totals);
-}
-
 template <typename T>
-void linear_of_inputs(const Call& call) {
+void linear_of_inputs(const QuantizedCall& call) {
     static thread_local std::vector<float> memory;
     const bool widens = std::is_same_v<T, BFloat16>
 #ifdef __AVX512BF16__
@@ -306,11 +135,11 @@ void linear_of_inputs(const Call& call) {
     }
     const float* inputs = wide;
     if constexpr (std::is_same_v<T, float>) inputs = x;
-    if (call.weight.floats) return linear<Numbers, 8>(call, inputs, totals);
-    if (widens || std::is_same_v<T, float>) return linear_of<Floats>(call, inputs, totals);
+    if (call.weight.floats) return multiply_all<Numbers, 8>(call, inputs, totals);
+    if (widens || std::is_same_v<T, float>) return multiply_by<Floats>(call, inputs, totals);
     if constexpr (std::is_same_v<T, BFloat16>) {
 #ifdef __AVX512BF16__
-        linear_of<Pairs>(call, x, totals);
+        multiply_by<Pairs>(call, x, totals);
 #endif
     }
 }
@@ -318,7 +147,7 @@ void linear_of_inputs(const Call& call) {
 }  // namespace
 
 extern "C" void quantized_rows(const RowsCall* call) {
-    const Weight& weight = call->weight;
+    const QuantizedMatrix& weight = call->weight;
     const bool wide = weight.scale_kind == Number::float32;
     const int64_t bits = weight.bits, in_word = 32 / bits, groups = weight.size / weight.group;
     const auto number = [wide](const void* numbers, int64_t index) {
@@ -338,7 +167,8 @@ extern "C" void quantized_rows(const RowsCall* call) {
     }
 }
 
-extern "C" void quantized_linear(const Call* call) {
+extern "C" void quantized_linear(const QuantizedCall* call) {
+    if (call->weight.rounds_inputs) return multiply_rounded(*call);
     if (call->x_kind == Number::float32) return linear_of_inputs<float>(*call);
     linear_of_inputs<BFloat16>(*call);
 }
@@ -347,8 +177,8 @@ extern "C" void quantized_linear(const Call* call) {
 extern "C" void quantized_experts(const ExpertsCall* call) {
     static thread_local std::vector<int64_t> begins, order;
     static thread_local std::vector<char> memory;
-    const Call& linear = call->linear;
-    const Weight& weight = linear.weight;
+    const QuantizedCall& linear = call->linear;
+    const QuantizedMatrix& weight = linear.weight;
     begins.assign(call->count + 1, 0);
     order.resize(linear.rows);
     for (int64_t row = 0; row < linear.rows; ++row) ++begins[call->experts[row]];
@@ -365,7 +195,7 @@ extern "C" void quantized_experts(const ExpertsCall* call) {
     for (int64_t row = 0; row < linear.rows; ++row)
         std::memcpy(inputs + row * width, x + order[row] / call->each * width, width);
     for (int64_t expert = 0; expert < call->count; ++expert) {
-        Call own = linear;
+        QuantizedCall own = linear;
         own.rows = begins[expert + 1] - begins[expert];
         if (!own.rows) continue;
         own.weight.codes += expert * numbers * weight.bits / 32;

@@ -142,6 +142,11 @@ def read_stored_bytes(path: str, dtype: str) -> int:
     return sizes[dtype]
 
 
+def has_integers(path: str) -> bool:
+    """Whether a GGUF file has weights that can stay quantised."""
+    return read_stored_bytes(path, "float32") < 2 * read_stored_bytes(path, "bfloat16")
+
+
 def stored_bytes(tensors: "Iterable[StoredTensor]", item: int) -> int:
     """Return how many bytes tensors of a file take, quantised where they can be. item: bytes of each other number."""
     bits = 0.0

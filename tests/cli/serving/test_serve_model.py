@@ -189,6 +189,12 @@ def test_a_dry_run_shows_the_plan() -> None:
     assert "n-grams of the text alone; `consort train drafter` makes a drafter" in result.output
 
 
+def test_a_plan_shows_rounded_activations() -> None:
+    result = invoke("serve", TARGET, "--dry-run", "--quantization", "int8", "--activations", "int8")
+    assert result.exit_code == 0, result.output
+    assert "tokens of KV, activations in int8; a token reads" in result.output
+
+
 def test_every_command_has_short_help() -> None:
     for command in ([], *([name] for name in shell.main.commands)):
         assert "Usage: " in invoke(*command, "-h").output

@@ -118,6 +118,24 @@ def test_what_a_colocated_drafter_can_not_have(changes: dict[str, object], messa
 
 
 @pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_gpus": 1}, "only CPUs compute with int8; set num_gpus: 0, or remove the key"),
+        ({"device": "cuda"}, "only CPUs compute with int8"),
+        ({"tensor_parallel": 2, "num_cpus": 1}, "layers of a tensor-parallel model are split, and not quantised"),
+        ({"adaptation": {}}, "weights of a drafter that adapts are no integers; remove adaptation"),
+        ({"quantization": "nf4"}, "weights stored as nf4 are no integers; set quantization to int4 or int8"),
+    ],
+)
+def test_which_models_may_round_activations(keys: dict[str, object], message: str) -> None:
+    data = changed("models.small.activations", "int8")
+    parse_config(data, folder=Path.cwd())
+    data["models"]["small"] |= keys
+    with pytest.raises(ConfigError, match=f"models.small.activations: .*{message}"):
+        parse_config(data, folder=Path.cwd())
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({}, None),

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from engine.kernels import native as elementwise
 from engine.kernels import native_replay as replay
 from engine.kernels.native import Recording, ResultMemory, call, empty, library, native_operator
 from engine.kernels.operator_trace import Example, trace
-from engine.layers.faster_layers import use_faster_layers
+from engine.layers.faster_layers import round_inputs, use_faster_layers
 from engine.layers.linear import NativeLinear, PackedLinear
 from engine.layers.mlp import silu_gate
 from engine.layers.quantized_linear import round_linears
@@ -48,12 +49,16 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return replays
 
 
-def make_runner(family: str, dtype: torch.dtype, *, traces: bool, bits: int | None = None) -> Runner:
-    """bits: that linear layers are rounded to."""
+def make_runner(
+    family: str, dtype: torch.dtype, *, traces: bool, bits: int | None = None, rounds: bool = False
+) -> Runner:
+    """bits: that linear layers are rounded to. rounds: their inputs, too."""
     model = tiny_model(family)
     model.to(dtype)  # type: ignore[arg-type]
     if bits is not None:
         round_linears(model, bits)
+    if rounds:
+        assert round_inputs(model)
     use_faster_layers(model)
     runner = Runner(model, slots=6, max_length=80, max_query=24)
     runner.keep_hidden_states([1])
@@ -99,9 +104,10 @@ def test_replayed_steps_have_the_bits_of_others(family: str, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_weights_of_few_bits_are_replayed(bits: int, dtype: torch.dtype, replayed: list[object]) -> None:
-    plain, traced = (make_runner("llama-gqa", dtype, traces=traces, bits=bits) for traces in (False, True))
+@pytest.mark.parametrize(("bits", "rounds"), [(4, False), (8, False), (4, True), (8, True)])
+def test_weights_of_few_bits_are_replayed(bits: int, rounds: bool, dtype: torch.dtype, replayed: list[object]) -> None:
+    options: dict[str, Any] = {"bits": bits, "rounds": rounds}
+    plain, traced = (make_runner("llama-gqa", dtype, traces=traces, **options) for traces in (False, True))
     for rows in steps(2, 40):
         assert torch.equal(traced.logits(rows), plain.logits(rows))
     assert replayed

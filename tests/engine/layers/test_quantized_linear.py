@@ -1,8 +1,10 @@
 """Layers with weights of 4 or 8 bits on a CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.kernels.quantized_weight import QuantizedWeight, rounded_to_nearest
 from engine.layers.faster_layers import use_faster_parts
@@ -33,6 +35,60 @@ def test_a_product_is_that_of_the_unpacked_weight(layout: Layout, dtype: torch.d
     for count in COUNTS:
         assert torch.equal(layer(x[:count]), result[:count])
     torch.testing.assert_close(NativeQuantizedLinear(weight, bias)(x), result.to(dtype), rtol=0, atol=0)
+
+
+def rounded_product(x: Tensor, weight: QuantizedWeight, bias: Tensor) -> Tensor:
+    """Return the product of rounded inputs in float32, [N, out]; each addition is fused with its multiplication.
+
+    x: [N, in].
+    """
+
+    def fused(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+        return (left.double() * right.double() + total.double()).float()
+
+    groups = x.float().unflatten(1, (-1, weight.group))
+    largest = groups.abs().amax(-1)
+    scales = largest * torch.tensor(1 / 127)
+    factors = torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)
+    codes = (groups * factors[..., None]).round()
+    weights = (weight.unpacked_codes.double() - weight.zero).unflatten(1, (-1, weight.group))
+    result = bias.expand(len(x), -1)
+    for group in range(groups.shape[1]):
+        products = (codes[:, group].double() @ weights[:, group].T).float()
+        result = fused(products * scales[:, group, None], weight.scales[:, group], result)
+        if weight.offsets is not None:
+            totals = scales[:, group] * codes[:, group].sum(-1)
+            result = fused(totals[:, None], weight.offsets[:, group], result)
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if not layout.floats], ids=str)
+def test_inputs_are_rounded_to_8_bits(layout: Layout, dtype: torch.dtype) -> None:
+    """Sums of integers are exact and the order of the others is fixed, so the bits are the same on all processors."""
+    weight = replace(random_weight(layout), rounds_inputs=True)
+    bias = torch.randn(layout.rows, generator=torch.Generator().manual_seed(2))
+    layer = NativeQuantizedLinear(weight, bias, out_dtype=torch.float32)
+    x = torch.randn(200, layout.size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[3] = 0
+    result = layer(x)
+    assert torch.equal(result, rounded_product(x, weight, bias))
+    for count in COUNTS:
+        assert torch.equal(layer(x[:count]), result[:count])
+    expected = x.float() @ weight.dequantized().T + bias
+    assert (result - expected).norm() < 0.01 * expected.norm()
+    for value in (torch.nan, torch.inf):
+        x[5, 7] = value
+        assert layer(x)[5].isnan().all()
+
+
+def test_the_largest_codes_do_not_overflow() -> None:
+    codes, scales = torch.full((40, 1024), 255, dtype=torch.uint8), torch.ones(40, 1)
+    weight = QuantizedWeight(codes=codes, scales=scales, offsets=torch.zeros(40, 1), bits=8, rounds_inputs=True)
+    x = torch.full((6, 1024), 127.0)
+    x[1::2] *= -1
+    expected = torch.tensor([1.0, -1.0]).repeat(3)[:, None].expand(-1, 40) * (1024 * 255 * 127)
+    torch.testing.assert_close(NativeQuantizedLinear(weight, None)(x), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,9 @@ import torch
 
 from decoding.errors import ConfigError
 from deployments.configuration.paths import ROOT
+from engine.layers.faster_layers import use_faster_layers
 from engine.layers.quantized_experts import QuantizedExperts
-from engine.layers.quantized_linear import QuantizedModule
+from engine.layers.quantized_linear import QuantizedLinear, QuantizedModule
 from engine.loading.checkpoint import ModelSpec, load_config, load_model, save_rounded
 from tests.families.configurations import make_config, make_model, save_model
 
@@ -55,6 +56,37 @@ def test_a_folder_keeps_what_belongs_to_the_model(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == (source / name).read_bytes()
     ids = torch.tensor([[5, 40_000, 9]])
     assert torch.equal(load_model(spec(tmp_path))(input_ids=ids).logits, rounded(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@torch.no_grad()
+def test_activations_are_rounded_beside_integers(family: str, tmp_path: Path) -> None:
+    save_model(family, make_model(make_config(family)), tmp_path / "plain")
+    save_rounded(load_model(spec(tmp_path / "plain", quantization="int8")), str(tmp_path / "plain"), tmp_path)
+    for rounded in (
+        load_model(spec(tmp_path / "plain", quantization="int4", activations="int8")),
+        load_model(spec(tmp_path, activations="int8")),
+    ):
+        layers = [module for module in rounded.modules() if isinstance(module, QuantizedLinear | QuantizedExperts)]
+        assert all(layer.rounds_inputs for layer in layers)
+        exact = rounded(input_ids=torch.tensor([[3, 1, 4, 1, 5, 9]])).logits
+        use_faster_layers(rounded)
+        logits = rounded(input_ids=torch.tensor([[3, 1, 4, 1, 5, 9]])).logits
+        assert 1e-4 < (logits - exact).norm() / exact.norm() < 0.05
+
+
+@pytest.mark.parametrize("change", [{}, {"quantization": "nf4"}, {"quantization": "int8", "device": "meta"}])
+@pytest.mark.parametrize("stored", [None, {"quant_method": "fp8", "weight_block_size": [128, 128]}])
+def test_activations_stay_where_weights_are_no_integers(
+    change: dict[str, Any], stored: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    config = make_config("llama")
+    if stored is not None:
+        config.quantization_config = stored
+    config.save_pretrained(tmp_path)
+    reason = "needs a CPU with a C.. compiler" if "device" in change else "needs weights that are integers; add quanti"
+    with pytest.raises(ConfigError, match=rf"^models\.m\.activations: int8 {reason}"):
+        load_config(spec(tmp_path, activations="int8", **change))
 
 
 @pytest.mark.parametrize("change", [{"adapter": "it"}, {"unpacked": True}, {"tensor_parallel": 2}])
