@@ -46,6 +46,7 @@ _COLUMNS = {  # of the second table
 }
 _STEPS = 40  # whose median counts
 _PREFILL = 2048
+_BITS = {"int4": 4, "int8": 8}
 _TEXT = 1024  # tokens that a row may generate
 
 
@@ -152,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.step_budget", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--shape", choices=[*SHAPES, HYBRID], default="8b")
+    parser.add_argument("--quantization", choices=_BITS, help="of the target's weights")
     parser.add_argument("--drafter", choices=SHAPES, help="measure a drafter's chain, too")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--many", type=int, default=256, help="rows up to which the host's time should be linear")
@@ -175,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> tuple[list[Finding], Graphs]:
-    metered = _metered(options.shape, options)
+    metered = _metered(options.shape, options, bits=_BITS.get(options.quantization))
     at_start = metered.capture.captured
     findings = [_find_step(metered, name, options) for name in options.case or _CASES]
     later = metered.capture.captured - at_start
@@ -192,7 +194,7 @@ def _measure(options: argparse.Namespace) -> tuple[list[Finding], Graphs]:
     return findings, Graphs(at_start, later, drafter_at_start, drafter.capture.captured - drafter_at_start)
 
 
-def _metered(shape: str, options: argparse.Namespace) -> MeteredRunner:
+def _metered(shape: str, options: argparse.Namespace, *, bits: int | None = None) -> MeteredRunner:
     metered = MeteredRunner(
         shape,
         vocab_size=options.vocabulary,
@@ -200,6 +202,7 @@ def _metered(shape: str, options: argparse.Namespace) -> MeteredRunner:
         slots=max(options.rows, options.many),
         max_length=options.context + _TEXT,
         max_query=_PREFILL,
+        bits=bits,
     )
     gc.collect()
     gc.freeze()  # as a replica does

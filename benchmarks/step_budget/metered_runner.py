@@ -10,16 +10,21 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3_5TextConfig
+from transformers.models.llama import modeling_llama
 
 from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, Traffic, storage
 from decoding.sampling import sampler
 from engine.kernels import native_state
 from engine.kernels.attention import RaggedBatch
+from engine.kernels.quantized_weight import GROUP, QuantizedWeight
 from engine.kernels.state import Convolution, Recurrence
+from engine.layers import mlp, quantized_linear
 from engine.layers.faster_layers import use_faster_layers
+from engine.layers.quantized_linear import FixedOrderQuantizedLinear
+from engine.loading import quantizer
 from engine.model import attention as interface
 from engine.model.cuda import Replay
 from engine.model.ragged_batch import RowInput
@@ -72,10 +77,10 @@ def hybrid_config(vocab_size: int, layers: int | None = None) -> Qwen3_5TextConf
     )
 
 
-def meta_model(shape: str, vocab_size: int, layers: int | None = None) -> PreTrainedModel:
-    """Return a model in bfloat16 on the `meta` device, with the modules that a server gives it.
+def meta_model(shape: str, vocab_size: int, layers: int | None = None, *, bits: int | None = None) -> PreTrainedModel:
+    """Return a model in bfloat16 on the `meta` device, with the modules that a server gives it on a GPU.
 
-    layers: their number, if it is not the shape's.
+    layers: their number, if it is not the shape's. bits: to which it is quantised, if it is.
     """
     config: PretrainedConfig = (
         llama_config(shape, vocab_size, layers) if shape != HYBRID else hybrid_config(vocab_size, layers)
@@ -84,8 +89,21 @@ def meta_model(shape: str, vocab_size: int, layers: int | None = None) -> PreTra
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
-    use_faster_layers(model)
+    if bits is not None:
+        with patch.object(quantizer, "rounded_to_nearest", _rounded):
+            quantizer.round_layers(model, bits)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(quantized_linear, "computes_integers", lambda device: True))
+        for name in ("_may_be_faster", "_agree"):  # gated layers are compared on random numbers, which are not here
+            stack.enter_context(patch.object(mlp, name, lambda *given: True))
+        use_faster_layers(model)
     return model
+
+
+def _rounded(weight: Tensor, bits: int) -> QuantizedWeight:
+    codes = weight.new_empty(len(weight), weight.shape[1] * bits // 8, dtype=torch.uint8)
+    scales = weight.new_empty(len(weight), weight.shape[1] // GROUP, dtype=torch.float16)
+    return QuantizedWeight(codes=codes, scales=scales, offsets=None, bits=bits)
 
 
 class FakeCapture:
@@ -128,15 +146,16 @@ class MeteredRunner:
         max_length: int,
         max_query: int,
         layers: int | None = None,
+        bits: int | None = None,
     ) -> None:
         """
         shape: in `SHAPES`, or `HYBRID`.
         columns: how many the rows of a step have together, which attention reads.
-        layers: as in `meta_model`.
+        layers, bits: as in `meta_model`.
         """
         self.vocab_size, self.columns = vocab_size, columns
         before = _live_tensors()
-        model = meta_model(shape, vocab_size, layers)
+        model = meta_model(shape, vocab_size, layers, bits=bits)
         self._weights = {key: size for key, size in _live_tensors().items() if key not in before}
         self.runner = Runner(model, slots=slots, max_length=max_length, max_query=max_query)
         self.runner.logits([RowInput(slot=0, start=0, tokens=[0])])  # allocates the pages
@@ -173,6 +192,9 @@ class MeteredRunner:
             stack.enter_context(meter.one_kernel(native_state, "_convolve", _convolution_bytes))
             stack.enter_context(meter.one_kernel(native_state, "_recur", _recurrence_bytes))
             stack.enter_context(meter.one_kernel(sys.modules[__name__], "shape_of_choice", _choice_bytes))
+            stack.enter_context(meter.one_kernel(FixedOrderQuantizedLinear, "forward", _product_bytes))
+            stack.enter_context(meter.one_kernel(mlp, "_silu_gate_on_gpu", _activation_bytes))
+            stack.enter_context(meter.one_kernel(modeling_llama, "apply_rotary_pos_emb", _activation_bytes))
             stack.enter_context(meter)
             yield meter
 
@@ -215,11 +237,10 @@ class MeteredRunner:
 
     def weight_bytes(self) -> int:
         """Return the bytes of the weights that a step must read: all but an embedding of its own."""
-        embedding, output = (
-            storage(layer.weight)
-            for layer in (self.runner.model.get_input_embeddings(), self.runner.model.get_output_embeddings())
-        )
-        return sum(size for key, size in self._weights.items() if key != embedding or key == output)
+        model = self.runner.model
+        read = _storages(model.get_output_embeddings())
+        unread = _storages(model.get_input_embeddings()) - read
+        return sum(size for key, size in self._weights.items() if key not in unread)
 
     def column_bytes(self) -> int:
         """Return the bytes of one token's keys and values."""
@@ -230,6 +251,34 @@ class MeteredRunner:
         """Return the bytes of one row's states, without the inputs that are kept of its last columns."""
         states = (parts[0] for parts in self.runner.cache.state_memory.values() if len(parts) == 2)
         return sum(state[0].nbytes for state in states)
+
+
+def _storages(layer: nn.Module) -> set[int]:
+    tensors = (*layer.parameters(), *layer.buffers(), *vars(layer).values())
+    return {storage(tensor) for tensor in tensors if isinstance(tensor, Tensor)}
+
+
+def _shape_of_product(layer: FixedOrderQuantizedLinear, x: Tensor) -> Tensor:
+    weight = layer.quantized
+    return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=layer.out_dtype or x.dtype)
+
+
+def _shape_of_gate(both: Tensor) -> Tensor:
+    return both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+
+
+def _activation_bytes(result: Tensor | tuple[Tensor, ...], *given: Tensor) -> tuple[dict[str, int], dict[str, int]]:
+    results = (result,) if isinstance(result, Tensor) else result
+    read, written = (sum(tensor.nbytes for tensor in tensors) for tensors in (given, results))
+    return {ACTIVATIONS: read}, {ACTIVATIONS: written}
+
+
+def _product_bytes(
+    result: Tensor, layer: FixedOrderQuantizedLinear, x: Tensor
+) -> tuple[dict[str, int], dict[str, int]]:
+    weights = sum(part.nbytes for part in layer.quantized.parts().values())
+    category = LOGITS if layer.out_dtype == torch.float32 else ACTIVATIONS
+    return {WEIGHTS: weights, ACTIVATIONS: x.nbytes}, {category: result.nbytes}
 
 
 def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
@@ -281,6 +330,8 @@ def skipped_kernels() -> Iterator[None]:
     """Let attention, which reads rows' lengths, and the fused choice of tokens compute nothing, if a GPU has them."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(interface, "_attend", _shape_of_attention))
+        stack.enter_context(patch.object(FixedOrderQuantizedLinear, "forward", _shape_of_product))
+        stack.enter_context(patch.object(mlp, "_silu_gate_on_gpu", _shape_of_gate))
         stack.enter_context(patch.object(native_state, "_convolve", _shape_of_convolution))
         stack.enter_context(patch.object(native_state, "_recur", _shape_of_recurrence))
         if find_spec("decoding.kernels.triton_choice"):

@@ -39,7 +39,7 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., H]; returns the same shape."""
         both = self.gate_and_up(x)
-        result: Tensor = self.down_proj(_silu_gate_on_gpu(both) if both.is_cuda else silu_gate(both))
+        result: Tensor = self.down_proj(silu_gate(both) if both.device.type == "cpu" else _silu_gate_on_gpu(both))
         return result
 
 

@@ -115,9 +115,9 @@ def quantized_kernel(weight: QuantizedWeight) -> "type[NativeQuantizedLinear | F
     device = weight.codes.device
     if not computes_integers(device):
         return None
-    if device.type == "cuda":
-        return None if weight.group % _LEAST_BLOCK else FixedOrderQuantizedLinear
-    return None if weight.group % (_WORD // weight.bits) else NativeQuantizedLinear
+    if device.type == "cpu":
+        return None if weight.group % (_WORD // weight.bits) else NativeQuantizedLinear
+    return None if weight.group % _LEAST_BLOCK else FixedOrderQuantizedLinear
 
 
 class FixedOrderQuantizedLinear(nn.Module):
@@ -129,17 +129,21 @@ class FixedOrderQuantizedLinear(nn.Module):
         self.codes, self.scales, self.offsets = weight.codes, weight.scales, weight.offsets
         self.order = weight.order
         self.bias = None if bias is None else bias.detach()
-        self._bits, self._floats, self._out_dtype = weight.bits, weight.floats, out_dtype
+        self._bits, self._floats, self.out_dtype = weight.bits, weight.floats, out_dtype
         self.weight = self.scales.new_empty(0, dtype=torch.float32)  # models look at its dtype
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The weight."""
+        parts = self.codes, self.scales, self.offsets, self.order
+        return weight_of(parts, self._bits, floats=self._floats)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""
         from engine.kernels.triton_quantized_linear import fixed_order_quantized_linear
 
-        parts = self.codes, self.scales, self.offsets, self.order
-        weight = weight_of(parts, self._bits, floats=self._floats)
         ordered = x if self.order is None else x.index_select(-1, self.order)
-        return fixed_order_quantized_linear(ordered, weight, self.bias, self._out_dtype)
+        return fixed_order_quantized_linear(ordered, self.quantized, self.bias, self.out_dtype)
 
 
 class NativeQuantizedLinear(nn.Module):

@@ -129,12 +129,10 @@ def test_a_layer_moves_what_a_hand_count_says() -> None:
     weights = HIDDEN * (joined // TOKENS + HEADS * HEAD_DIM + 3 * INTERMEDIATE + 2)
     column = 2 * KV_HEADS * HEAD_DIM  # its key and its value
     table = TOKENS * HEAD_DIM  # cosines or sines
-    # Rotation of queries and keys: times cosine, negated half, joined halves, times sine, sum.
-    rotated_read = (1 + 0.5 + 1 + 1 + 2) * (queries + keys) + 4 * table
-    rotated_written = (1 + 0.5 + 1 + 1 + 1) * (queries + keys)
+    rotated_read, rotated_written = queries + keys + 2 * table, queries + keys
     attention_read, attention_written = joined, queries
-    other_read = 2 * x + x + queries + 2 * x + x + 3 * inner + inner + 2 * x  # norms, products, sums, gate
-    other_written = 2 * x + joined + x + x + 2 * inner + 2 * inner + x + x
+    other_read = 2 * x + x + queries + 2 * x + x + 2 * inner + inner + 2 * x  # norms, products, sums, gate
+    other_written = 2 * x + joined + x + x + 2 * inner + inner + x + x
     layout = 8 * (3 * ROWS + 1 + 6 * TOKENS) + 4 * COLUMNS // 16  # the batch, and the tables' entries
     assert read[WEIGHTS] == SIZE * weights
     assert read[KEYS_AND_VALUES] == SIZE * column * COLUMNS
@@ -142,6 +140,27 @@ def test_a_layer_moves_what_a_hand_count_says() -> None:
     assert read[ACTIVATIONS] == SIZE * (rotated_read + attention_read + other_read) + layout
     assert written[ACTIVATIONS] == SIZE * (rotated_written + attention_written + other_written)
     assert read[LOGITS] == written[LOGITS] == 0
+
+
+@pytest.mark.usefixtures("results")
+def test_quantised_weights_are_read_as_they_are_stored() -> None:
+    rows = 64
+    metered = MeteredRunner(
+        "8b", vocab_size=VOCAB, columns=rows * 2048, slots=rows, max_length=64, max_query=16, layers=3, bits=4
+    )
+    inputs = [RowInput(slot, 0, [1] * 6) for slot in range(rows)]
+    tokens, positions, batch, _ = metered.runner._forward.pack(inputs)
+    with torch.inference_mode(), metered.metered() as meter:
+        metered.runner.forward(tokens, positions, batch)
+    hidden, heads, intermediate = 4096, 32 + 2 * 8, 14336
+    layer = hidden * (heads * 128 + hidden + 3 * intermediate)
+    norms = SIZE * hidden * 7
+    stored = 3 * layer * (4 + 16 / 32) // 8 + VOCAB * hidden * (8 + 16 / 32) // 8 + norms  # a scale for each 32
+    assert metered.weight_bytes() == stored + 2 * 64 * 4  # and frequencies of the rotation
+    read_rows = len(tokens[0]) * hidden * (8 + 16 / 32) // 8  # of the embedding
+    assert meter.traffic.read[WEIGHTS] == stored + read_rows + 64 * 4
+    floor = stored + metered.columns * metered.column_bytes() + 2 * len(tokens[0]) * VOCAB * 4
+    assert meter.traffic.bytes <= 1.25 * floor
 
 
 @pytest.mark.usefixtures("results")
