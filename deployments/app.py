@@ -132,6 +132,7 @@ def _model_deployment(name: str, role: Role, config: ServerConfig, autoscale: bo
         config.colocated_drafter_of(name),
         {leader: config.models[leader] for leader in leaders},
         config.heads_of(name),
+        config.corpus_of(name),
     )
 
 

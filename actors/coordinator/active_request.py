@@ -168,7 +168,8 @@ class ActiveRequest:
         heads = request.may_draft(request.endpoint.heads)
         # Under rejection sampling the noise that judges drafts may be that which wrote the prediction.
         prediction = () if request.params.rejects and request.seeded else request.prediction
-        may_speculate = has_drafter or self.wants_drafter or ngram or heads or prediction
+        corpus = request.endpoint.corpus and request.may_draft("corpus")
+        may_speculate = has_drafter or self.wants_drafter or ngram or heads or prediction or corpus
         return Admit(
             request_id=request.request_id,
             tokens=self.tokens.copy(),  # a copy: this list grows, and local links pass objects on
@@ -179,7 +180,8 @@ class ActiveRequest:
             ngram=ngram,
             heads=heads,
             prediction=list(prediction),
-            longest_draft=request.longest_draft if prediction else 0,
+            corpus=corpus,
+            longest_draft=request.longest_draft if prediction or corpus else 0,
             beams=request.beams,
             ensemble=ensemble if request.endpoint.members else None,
             target=target,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.replica_table import ReplicaTable
 from actors.wire.link import Outbox
-from actors.wire.messages import AttachDrafter, Cancel, LeaderLost, Member, MemberLost
+from actors.wire.messages import AttachDrafter, Cancel, LeaderLost, Member, MemberLost, Remember
 from decoding.errors import ConsortError, UnavailableError
 
 _MAX_TARGETS_LOST = 3  # by a request without progress, before it fails
@@ -190,6 +190,14 @@ class Dispatch:
             self._outbox.put(active.target, MemberLost(active.request.request_id, name))
         active.members = members
         return True
+
+    def remember(self, active: ActiveRequest) -> None:
+        """Send a finished text to all replicas of its target that keep a corpus."""
+        endpoint, salt = active.request.endpoint, active.request.cache_salt
+        if endpoint.corpus and active.request.prompt_positions is None:  # a shortened prompt is nobody's text
+            for address, _ in self._replica_table.reports():
+                if address.model == endpoint.target:
+                    self._outbox.put(address.name, Remember(active.tokens, salt))
 
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """Admit the request to its drafter, which rests until an Advance if the target wants no drafts now."""

@@ -198,6 +198,7 @@ class Coordinator:
                 delta = active.end_now()
             if delta.finish is not None:
                 self._end(message.request_id)
+                self._dispatch.remember(active)
             self._send_delta(active, delta)
 
     @contextmanager

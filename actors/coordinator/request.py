@@ -10,7 +10,7 @@ from actors.wire.messages import Adapter, MemberShare, Token
 from decoding.beams.options import BeamOptions
 from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.errors import ConsortError, require
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.params import SamplingParams
@@ -81,10 +81,15 @@ class Endpoint:
     criteria: Sequence[Criterion] = ()
     colocated: bool = False  # the drafter runs in the target's replicas and has none of its own
     adapter: Adapter | None = None  # LoRA weights that the target applies
+    corpus: bool = False  # whether the target's replicas copy drafts from earlier texts
 
     @property
     def proposers(self) -> tuple[ProposerName, ...]:
-        has: dict[ProposerName, bool] = {"drafter": self.drafter is not None, "ngram": self.ngram is not None}
+        has: dict[ProposerName, bool] = {
+            "drafter": self.drafter is not None,
+            "ngram": self.ngram is not None,
+            "corpus": self.corpus,
+        }
         names = [name for name, is_there in has.items() if is_there]
         return (*names, self.heads) if self.heads else tuple(names)
 

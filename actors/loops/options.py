@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from actors.loops.adaptation import Adaptation
 from actors.loops.row import LoadTokenizer
+from decoding.drafts.options import CorpusOptions
 from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.logits_mapping import LogitsMapping
 from engine.heads.proposer import HeadProposer
@@ -20,6 +21,7 @@ class LoopOptions:
     adaptive: bool = True  # a target verifies as many draft tokens as pay; else as many as the request allows
     colocated: Runner | None = None  # of a drafter in a target's thread: at least as many slots as the target's
     heads: HeadProposer | None = None  # on a target's hidden states, which its runner keeps
+    corpus: CorpusOptions | None = None  # of the texts that a target's requests draft from
     adaptation: Adaptation | None = None  # of a drafter that answers no requests
     draft_mappings: Mapping[str, DraftMapping] = field(default_factory=dict)  # by target with another tokenizer
     logits_mappings: Mapping[str, LogitsMapping] = field(default_factory=dict)  # by leader with another tokenizer

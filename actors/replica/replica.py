@@ -11,6 +11,7 @@ from actors.loops.thread import LoopThread, LoopTimes
 from actors.replica.roles import Loop, Role, make_loop
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
+from decoding.drafts.options import CorpusOptions
 from engine.heads.proposer import HeadProposer
 from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
@@ -51,6 +52,7 @@ class ReplicaSpec:
     leaders: Sequence[ModelSpec] = ()  # of ensembles with this model as a member; may have other tokenizers
     colocated: ModelSpec | None = None  # the drafter in a target's thread
     heads: HeadsSpec | None = None  # on a target's hidden states; not with a tensor-parallel group
+    corpus: CorpusOptions | None = None  # for the texts of a target
     adaptation: AdaptationOptions | None = None  # of a model that is a drafter only, on one device
     rank: Rank | None = None  # rank 0 of a tensor-parallel group, whose other ranks run elsewhere
 
@@ -77,6 +79,7 @@ def load_replica(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
         load_tokenizer=lambda: structure_tokenizer(load_tokenizer(model.path, model.revision)),
         colocated=drafter,
         heads=heads,
+        corpus=spec.corpus,
         adaptation=None if spec.adaptation is None else make_adaptation(spec.adaptation, runner, model),
         draft_mappings=load_draft_mappings(colocated or model, spec.targets if colocated is None else [model]),
         logits_mappings=load_logits_mappings(model, spec.leaders),

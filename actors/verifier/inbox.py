@@ -29,6 +29,7 @@ from actors.wire.messages import (
     MemberLost,
     Message,
     Offer,
+    Remember,
     Report,
     ResendRequest,
     Token,
@@ -91,10 +92,10 @@ class TargetInbox:
                     row.attached_drafter = drafter
                     row.drafts.attach(drafter)
                     self._drafters.rest(row)
-            case LeaderLost(request_id, leader, admission):
-                member_row = self._rows.get((leader, request_id))
-                if member_row is not None and member_row.admission <= admission:
-                    self._rows.remove(member_row.key)
+            case Remember():
+                self._lookup.remember(message)
+            case LeaderLost():
+                self._leave_leader(message)
             case Joined() | LogitsReply() | MemberLost() | Failed():
                 failed = self._leader.receive(peer, message, time.perf_counter())
                 if failed is not None:
@@ -103,6 +104,11 @@ class TargetInbox:
                 self._leader.reconcile(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
+
+    def _leave_leader(self, message: LeaderLost) -> None:
+        row = self._rows.get((message.leader, message.request_id))
+        if row is not None and row.admission <= message.admission:
+            self._rows.remove(row.key)
 
     def _offer(self, peer: str, message: Offer) -> None:
         """Add a draft that the model can read to its row's trie, once the row is there."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from actors.ensemble.rounds import blend_rounds
@@ -48,7 +49,10 @@ class Target:
         self._runner = runner
         self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
-        self._drafters, self._lookup = AttachedDrafters(self._rows, self._mailbox), TextLookup(self._rows)
+        self._drafters, self._lookup = (
+            AttachedDrafters(self._rows, self._mailbox),
+            TextLookup(self._rows, options.corpus),
+        )
         self._colocated_drafter = (
             None if options.colocated is None else ColocatedDrafter(options.colocated, runner.has_tokens, options)
         )
@@ -74,7 +78,11 @@ class Target:
 
     def load(self) -> Report:
         """Return the current load; any thread may ask."""
-        return self._rows.report()
+        corpus = self._lookup.corpus
+        report = self._rows.report()
+        return (
+            report if corpus is None else replace(report, corpus_tokens=corpus.tokens, corpus_bytes=corpus.size_bytes)
+        )
 
     def turn(self) -> None:
         """Receive, schedule, run, take, flush: one forward over whatever the rows have to run."""

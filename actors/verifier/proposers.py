@@ -12,14 +12,17 @@ from itertools import combinations
 from actors.loops.mailbox import Mailbox
 from actors.loops.row import Row, RowKey, ServedRow
 from actors.verifier.rows import TargetRow, TargetRows, Verification
-from actors.wire.messages import Admit
+from actors.wire.messages import Admit, Remember
+from decoding.drafts.corpus import Corpus, CorpusLookup
 from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.lookup import Lookup, MatchCalibration
-from decoding.drafts.ngram import NgramProposer, NgramStore
+from decoding.drafts.ngram import NgramLookup
+from decoding.drafts.options import CorpusOptions
 from decoding.drafts.prediction import PredictionLookup
 from decoding.drafts.verification import Verdict
+from decoding.kernels.matches import can_index
 
-_READ_AHEAD = 16_384  # tokens that look-up reads in a turn, all rows together: long texts must not hold up other rows
+_READ_AHEAD = 8192  # tokens that look-up reads in a turn, all rows together: long texts must not hold up other rows
 _HELD_STEPS = 8  # for which an arm is used, once it was chosen
 _DOUBT_TOKENS = 1.0  # an arm may bring so many more tokens than it has shown, over the root of the number of verdicts
 _MEMORY = 0.9995  # weight of a verdict after the next one
@@ -82,37 +85,40 @@ class AttachedDrafters(Proposer):
 
 
 class TextLookup(Proposer):
-    """Drafts copied from the rows' predictions, from their own texts, and from earlier answers."""
+    """Drafts copied from the rows' predictions, from their own texts, and from a corpus of earlier texts."""
 
     name: ProposerName = "ngram"
 
-    def __init__(self, rows: TargetRows) -> None:
-        self._rows, self._calibration, self._store = rows, MatchCalibration(), NgramStore()
-        self._of_predictions = MatchCalibration()
+    def __init__(self, rows: TargetRows, corpus: CorpusOptions | None = None) -> None:
+        self._rows = rows
+        self._calibrations: defaultdict[ProposerName, MatchCalibration] = defaultdict(MatchCalibration)
+        self.corpus = None if corpus is None or not can_index() else Corpus(corpus)
 
     def make(self, admit: Admit) -> list[Lookup]:
-        """Return the look-ups that a request wants.
+        """Return the look-ups that a request wants; those in a prediction or in the corpus may draft more.
 
         Under rejection sampling, requests with the same seed must not influence each other's drafts.
         """
-        options = admit.ngram
         lookups: list[Lookup] = []
+        of, longest = self._calibrations, max(admit.draft_length, admit.longest_draft)
         if not admit.draft_length:
             return lookups
         if admit.prediction:
-            length = max(admit.draft_length, admit.longest_draft)
-            made = PredictionLookup(
-                admit.prediction, admit.prompt_length, draft_length=length, calibration=self._of_predictions
-            )
-            lookups.append(made)
-        if options is not None:
-            shares = options.shared and not admit.params.rejects and not admit.cache_salt
-            store = self._store if shares else None
-            own = NgramProposer(
-                options.longest, draft_length=admit.draft_length, calibration=self._calibration, store=store
-            )
+            start, calibration = admit.prompt_length, of["prediction"]
+            lookups.append(PredictionLookup(admit.prediction, start, draft_length=longest, calibration=calibration))
+        if admit.ngram is not None and can_index():
+            capacity, length = admit.prompt_length + admit.params.max_tokens, admit.draft_length
+            own = NgramLookup(admit.ngram.longest, capacity=capacity, draft_length=length, calibration=of["ngram"])
             lookups.append(own)
+        if admit.corpus and self.corpus is not None and not admit.params.rejects:
+            salt, calibration = admit.cache_salt, of["corpus"]
+            lookups.append(CorpusLookup(self.corpus, salt, draft_length=longest, calibration=calibration))
         return lookups
+
+    def remember(self, text: Remember) -> None:
+        """Add a text to the corpus, if there is one."""
+        if self.corpus is not None:
+            self.corpus.add(text.tokens, text.cache_salt)
 
     def drafts_for(self, row: TargetRow) -> bool:
         return bool(row.drafts.lookups)

@@ -15,7 +15,7 @@ from decoding.beams.options import BeamOptions
 from decoding.beams.search import Hypothesis
 from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import Distribution, ProposerName
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import TokenLogprobs
@@ -111,6 +111,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     ngram: NgramOptions | None = None  # propose drafts by n-gram look-up, too
     heads: bool = False  # propose drafts by heads on the target's hidden states, too
     prediction: list[int] = []  # of the answer, to draft from
+    corpus: bool = False  # copy drafts from earlier texts, too
     longest_draft: int = 0  # maximum number of draft tokens where they are copied, if more than `draft_length`
     ensemble: Ensemble | None = None  # for the receiver to lead
     target: ReplicaAddress | None = None  # where a drafter sends its offers
@@ -128,6 +129,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Forget a request and free its slot. Unknown ids are ignored."""
 
     request_id: int
+
+
+class Remember(msgspec.Struct, frozen=True, tag=True):
+    """A finished text, for the corpora of all targets with the endpoint's model. To lose it costs drafts only."""
+
+    tokens: list[int]  # prompt and answer
+    cache_salt: str = ""  # as in Admit
 
 
 class AttachDrafter(msgspec.Struct, frozen=True, tag=True):
@@ -319,6 +327,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     shared_pages: int = 0  # that more than one holds
     adaptation: AdaptationState | None = None  # of a drafter that adapts
     own_waiting: int = 0  # how many of `request_ids` wait
+    corpus_tokens: int = 0  # of a target
+    corpus_bytes: int = 0  # of memory for them
 
     @property
     def capacity(self) -> int:
@@ -329,6 +339,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 Message = (
     Admit
     | Cancel
+    | Remember
     | AttachDrafter
     | Offer
     | Advance

@@ -20,7 +20,7 @@ from benchmarks.findings import first_difference
 from benchmarks.models import HELD_OUT
 from benchmarks.report import write
 from decoding.drafts.draft import Draft, TokenTree
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_runner
@@ -158,7 +158,7 @@ class Bench:
         requests = [Request(endpoint, prompt, replace(params, seed=seed)) for seed, prompt in enumerate(self._prompts)]
         groups = [requests[start : start + condition.company] for start in range(0, len(requests), condition.company)]
         proposer = mock.Mock(side_effect=lambda *given, **options: KnowingProposer(texts))
-        with mock.patch("actors.verifier.proposers.NgramProposer", proposer):
+        with mock.patch("actors.verifier.proposers.NgramLookup", proposer):
             if condition.replaced:
                 return [answer for group in groups for answer in _answer_on_two(replicas, group)]
             with _Replicas(replicas, LoopOptions(adaptive=False)) as engine:

@@ -1,4 +1,4 @@
-"""The C++ functions of this folder, for CPUs. Penalties on the tokens of texts are here, the choice in `choice.py`."""
+"""The C++ functions of this folder, for CPUs. Penalties on tokens are here, the others in files of their own."""
 
 import ctypes
 import functools
@@ -15,6 +15,10 @@ _pointer, _size = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
     "choose_tokens": [*[_pointer] * 3, *[_size] * 4, *[_pointer] * 2],
     "penalise": [_pointer, *[_size] * 2, *[_pointer] * 5, _size, _pointer],
+    "matches_make": [_size, _size],
+    "matches_free": [_pointer],
+    "matches_add": [_pointer, _size, _pointer, _size],
+    "matches_find": [_pointer, _size, _pointer, *[_size] * 2, *[_pointer] * 2],
     "restore": [_pointer, *[_size] * 2, *[_pointer] * 3, _size, _pointer],
 }
 
@@ -25,7 +29,7 @@ def library() -> ctypes.CDLL | None:
     loaded = compiler.load(Path(__file__).parent, _MATHS)
     for name, arguments in _ARGUMENTS.items() if loaded is not None else ():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, _pointer if name == "matches_make" else None
     return loaded
 
 

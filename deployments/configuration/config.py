@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
+from decoding.drafts.options import CorpusOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.api_keys import environment_key
@@ -64,6 +65,10 @@ class ServerConfig(StrictModel):
         takes_more = target in self.models and self.models[target].adapters_at_run_time > 0
         is_parent = parent_of_adapters(target, self.endpoints) == endpoint
         return self.models[target].adapter_slots if takes_more and is_parent else 0
+
+    def corpus_of(self, target: str) -> CorpusOptions | None:
+        named = [endpoint.corpus for endpoint in self.endpoints.values() if endpoint.target == target]
+        return next((CorpusOptions(corpus.max_tokens) for corpus in named if corpus is not None), None)
 
     def heads_of(self, target: str) -> HeadsSpec | None:
         named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)

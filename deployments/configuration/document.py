@@ -21,6 +21,7 @@ _REMOVED = {  # keys of earlier versions, by path, and what holds now; *: any na
     "models.*.scaling.probe_period_s": "where no drafter pays, one is tried every ten minutes",
     "models.*.adaptation.texts": "a drafter learns from the newest 256 texts",
     "models.*.adaptation.update_after": "a round of learning begins after 32 new texts",
+    "endpoints.*.ngram.shared": "set endpoints.*.corpus: {} instead; it holds prompts, too",
     "endpoints.*.vocabulary_top_k": "each member has 10 candidate tokens",
     "http.stream_interval_s": "a stream holds events back for 0.2 s at most",
     "http.max_logprobs_per_request": "the answers to a request have at most 500,000 log-probabilities together",

@@ -86,8 +86,16 @@ class NgramConfig(StrictModel):
     """Drafts by prompt lookup: the tokens that followed an earlier occurrence of the last tokens."""
 
     max_tokens: int = Field(4, ge=1, le=16, description="The longest run of tokens to look up.")
-    shared: bool = Field(
-        False, description="Look in earlier answers of the same replica, too: of all endpoints that share theirs."
+
+
+class CorpusConfig(StrictModel):
+    """Drafts copied from the prompts and answers of earlier requests."""
+
+    max_tokens: int = Field(
+        1_000_000,
+        ge=1024,
+        le=100_000_000,
+        description="The most tokens that a replica keeps, 20 bytes each; the oldest are forgotten.",
     )
 
 
@@ -183,6 +191,9 @@ class EndpointConfig(StrictModel):
         "prompts can't be compressed.",
     )
     ngram: NgramConfig | None = Field(None, description="Also draft by lookup in the text; null: don't.")
+    corpus: CorpusConfig | None = Field(
+        None, description="Also draft by lookup in the texts of earlier requests with the same target; null: don't."
+    )
     heads: HeadsConfig | None = Field(
         None, description="Also draft by heads on the target's hidden states, in its replicas; null: don't."
     )
@@ -267,7 +278,7 @@ class EndpointConfig(StrictModel):
 
     @property
     def drafts(self) -> bool:
-        return self.drafter is not None or self.ngram is not None or self.heads is not None
+        return any(each is not None for each in (self.drafter, self.ngram, self.corpus, self.heads))
 
     @property
     def others(self) -> list[str]:

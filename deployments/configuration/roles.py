@@ -70,6 +70,7 @@ def misfits(models: Models, endpoints: Endpoints) -> Iterator[str]:
                 "configure it twice, under two names"
             )
     yield from _heads(models, endpoints)
+    yield from _corpora(endpoints)
     yield from _adapters(models, endpoints)
 
 
@@ -124,6 +125,15 @@ def _heads(models: Models, endpoints: Endpoints) -> Iterator[str]:
         other = owners.setdefault(endpoint.target, name)
         if endpoints[other].heads != endpoint.heads:
             yield f"{key}: {endpoint.target!r} has other heads in endpoints.{other}; it can load one set"
+
+
+def _corpora(endpoints: Endpoints) -> Iterator[str]:
+    owners: dict[str, str] = {}  # the first endpoint with a corpus of each target
+    for name, endpoint in endpoints.items():
+        if endpoint.corpus is not None:
+            other = owners.setdefault(endpoint.target, name)
+            if endpoints[other].corpus != endpoint.corpus:
+                yield f"endpoints.{name}.corpus: {endpoint.target!r} has another in endpoints.{other}; it keeps one"
 
 
 def _adapters(models: Models, endpoints: Endpoints) -> Iterator[str]:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint
 from actors.wire.messages import Adapter
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.errors import ConfigError
 from decoding.tokenizers.detokenizer import TextDecoder
 from decoding.tokenizers.vocabulary import Compatibility, Vocabulary, compare_vocabularies
@@ -181,7 +181,8 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         endpoint.drafter,
         endpoint.draft_length,
         decode,
-        ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
+        ngram=None if ngram is None else NgramOptions(ngram.max_tokens),
+        corpus=endpoint.corpus is not None,
         heads=None if endpoint.heads is None else endpoint.heads.kind,
         members=endpoint.others if endpoint.strategy is None else (),
         ensemble=endpoint.ensemble_options(),

@@ -97,8 +97,8 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     )
     proposers: list[ProposerName] | None = Field(
         None,
-        description="Which of the endpoint's proposers may draft: `drafter`, `ngram`, `medusa`, `eagle3`, `mtp`, "
-        "`dflash`. Same text.",
+        description="Which of the endpoint's proposers may draft: `drafter`, `ngram`, `corpus`, `medusa`, `eagle3`, "
+        "`mtp`, `dflash`. Same text.",
     )
     verification: Verification | None = Field(
         None, description="How drafts are verified, `coupled` or `rejection`, instead of as the endpoint does it."

@@ -13,6 +13,7 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.loops.thread import return_idle_memory
+from decoding.drafts.options import CorpusOptions
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.roles import Role
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
@@ -59,12 +60,14 @@ class ModelReplica:
         colocated_drafter: dict[str, ModelConfig],
         leaders: dict[str, ModelConfig],
         heads: HeadsSpec | None = None,
+        corpus: CorpusOptions | None = None,
     ) -> None:
         """
         targets: for a drafter, the models it drafts for, by name.
         colocated_drafter: the drafter that runs in a target's replicas, by name; empty if there is none.
         leaders: for a member with its own vocabulary, the leaders of its ensembles, by name.
         heads: on a target's hidden states; None: it has none.
+        corpus: of a target; None: it keeps none.
         """
         lean = nullcontext if config.num_gpus or config.tensor_parallel > 1 else lean_imports
         with uncollected(), lean():
@@ -85,6 +88,7 @@ class ModelReplica:
             leaders=[leader.spec(leader_name) for leader_name, leader in leaders.items()],
             colocated=next((drafter.spec(own_name) for own_name, drafter in colocated_drafter.items()), None),
             heads=heads,
+            corpus=corpus,
             rank=rank,
             adaptation=None if config.adaptation is None else config.adaptation.options(),
         )

@@ -9,7 +9,7 @@ from typing import Any
 from actors.coordinator.request import Delta, Endpoint, Request
 from benchmarks.models import HELD_OUT
 from decoding.blending.params import BlendParams, EnsembleOptions
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams, Structure
 from engine.loading.settings import load_tokenizer
 from evaluation.prompts import read_prompts

@@ -9,7 +9,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.blending.params import BlendParams, EnsembleOptions
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.layers.faster_layers import use_faster_layers
 from engine.model.ragged_batch import RowInput

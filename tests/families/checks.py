@@ -19,7 +19,7 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer
 from engine.heads.medusa import MedusaHeads, MedusaProposer

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from deployments.apis.chat.request import ChatRequest
 from deployments.configuration.config import load_config

@@ -18,7 +18,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.verifier.judge import judge
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer
 from engine.heads.dflash_proposer import DFlashProposer

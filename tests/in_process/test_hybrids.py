@@ -15,7 +15,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.verifier.judge import judge as plain_judge
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_runner

@@ -11,7 +11,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.heads.spec import HeadsSpec

@@ -17,7 +17,7 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.beams.options import BeamOptions
 from decoding.blending.params import BlendParams, EnsembleOptions
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import CorpusOptions, NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from engine.model.ragged_batch import RowInput
@@ -30,7 +30,7 @@ MODELS = {"target": tiny_model("llama-gqa"), "member": tiny_model("qwen3"), "dra
 ROLES: dict[str, Role] = {"target": "target", "member": "target", "drafter": "drafter"}
 PLAIN = Endpoint("plain", "target", None, 0, decode=str)
 DRAFTED = Endpoint("drafted", "target", "drafter", 4, decode=str)
-NGRAMS = Endpoint("looked up", "target", None, 4, decode=str, ngram=NgramOptions(shared=True))
+NGRAMS = Endpoint("looked up", "target", None, 4, decode=str, ngram=NgramOptions(), corpus=True)
 BLENDED = Endpoint(
     "blended", "target", "drafter", 4, decode=str, members=["member"], ensemble=EnsembleOptions(blend=BlendParams())
 )
@@ -43,7 +43,7 @@ def running(*, slots: int, pages: int | None = None) -> Iterator[tuple[Engine, d
         name: Runner(model, slots=slots, max_length=192, max_query=64, pages=pages) for name, model in MODELS.items()
     }
     replicas = {name: (ROLES[name], runner) for name, runner in runners.items()}
-    with Engine(replicas, LoopOptions(prefill_chunk=32, adaptive=False)) as engine:
+    with Engine(replicas, LoopOptions(prefill_chunk=32, adaptive=False, corpus=CorpusOptions(2048))) as engine:
         yield engine, runners
         engine.check()
         wait_until_idle(engine)

@@ -18,7 +18,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import CorpusOptions, NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from engine.model.ragged_batch import RowInput
@@ -88,7 +88,9 @@ def running(slots: int = 32, target: type[Runner] = SlowRunner) -> Iterator[Engi
         "target": ("target", target(TARGET, **size)),
         "drafter": ("drafter", Runner(DRAFTER, **size)),
     }
-    with Engine(replicas, LoopOptions(adaptive=False)) as engine:  # for such small targets drafts never pay
+    with Engine(
+        replicas, LoopOptions(adaptive=False, corpus=CorpusOptions(4096))
+    ) as engine:  # for such small targets drafts never pay
         yield engine
 
 
@@ -138,10 +140,10 @@ def test_a_mixed_batch_of_32_without_drafts(expected: list[list[int]]) -> None:
         assert tokens(engine.generate(requests)) == expected
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("corpus", [False, True])
 @pytest.mark.parametrize("drafter", ["drafter", None])
-def test_drafts_from_the_text_change_nothing(expected: list[list[int]], shared: bool, drafter: str | None) -> None:
-    where = endpoint(drafter=drafter, ngram=NgramOptions(shared=shared))
+def test_drafts_from_the_text_change_nothing(expected: list[list[int]], corpus: bool, drafter: str | None) -> None:
+    where = endpoint(drafter=drafter, ngram=NgramOptions(), corpus=corpus)
     requests = [Request(where, r.prompt, r.params, request_id=r.request_id) for r in mixed()]
     with running() as engine:
         for _ in range(2):

@@ -10,7 +10,7 @@ from torch import Tensor
 from actors.coordinator.request import Request, Statistics
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -22,16 +22,18 @@ PROMPT = [1, 2, 3]
 FORCED = [*PROMPT, *(token % VOCAB for token in flat(EDITS["a line is changed"]))]
 
 
+def forced_logits(rows: Sequence[RowInput], text: Sequence[int], vocab_size: int) -> Tensor:
+    """Return logits that choose what follows in one text, [N, V]."""
+    wanted = [position for row in rows for position in list(row.text_positions)[len(row.tokens) - row.logits_count :]]
+    following = [text[min(position + 1, len(text) - 1)] for position in wanted]
+    return torch.zeros(len(wanted), vocab_size).scatter(1, torch.tensor(following, dtype=torch.int64)[:, None], 50.0)
+
+
 class ForcedRunner(Runner):
     """Writes one text, whatever the model says."""
 
     def logits(self, rows: Sequence[RowInput]) -> Tensor:
-        logits = super().logits(rows)
-        wanted = [
-            position for row in rows for position in list(row.text_positions)[len(row.tokens) - row.logits_count :]
-        ]
-        following = [FORCED[min(position + 1, len(FORCED) - 1)] for position in wanted]
-        return torch.zeros_like(logits).scatter(1, torch.tensor(following)[:, None], 50.0)
+        return forced_logits(rows, FORCED, self.vocab_size)
 
 
 def edit(**options: Any) -> Statistics:

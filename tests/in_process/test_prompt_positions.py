@@ -17,7 +17,7 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.verifier.rows import TargetRow
 from actors.wire.messages import Admit
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner

@@ -18,7 +18,7 @@ from actors.verifier.rows import TargetRow
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Ensemble, Failed, Member, ReplicaAddress
 from decoding.blending.params import EnsembleOptions
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
 from tests.support.models import tiny_model

@@ -34,9 +34,9 @@ from actors.wire.messages import (
     Token,
     TokenSource,
 )
-from decoding.drafts import ngram
+from decoding.drafts import lookup
 from decoding.drafts.draft import Distribution
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.penalties import TextTable
 from engine.model.runner import Runner
@@ -143,7 +143,7 @@ def verdict(base: int, tokens: list[int], own: TokenSource, *, drafted: int, hit
 
 def test_ngrams_of_a_long_prompt_are_indexed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the second step has a draft, although no turn may index all of the prompt."""
-    monkeypatch.setattr(ngram, "_MOST_NEW", 4)
+    monkeypatch.setattr(lookup, "_MOST_NEW", 4)
     monkeypatch.setattr(proposers, "_READ_AHEAD", 16)
     prompt = [token % 20 for token in range(48)]
     allowed = SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=tuple(range(20)))
@@ -161,7 +161,7 @@ def test_a_text_in_the_cache_is_indexed_in_few_turns(
     allowed = SamplingParams(max_tokens=12, temperature=0, allowed_token_ids=tuple(range(20)))
     stage = Stage()
     expected = committed(stage.send(Admit(1, prompt, len(prompt), allowed, 0, drafter=False)))
-    monkeypatch.setattr(ngram, "_MOST_NEW", 1)
+    monkeypatch.setattr(lookup, "_MOST_NEW", 1)
     monkeypatch.setattr(proposers, "_READ_AHEAD", read_ahead)
     commits = stage.send(Admit(2, prompt, len(prompt), allowed, 3, drafter=False, ngram=NgramOptions(1)))
     assert committed(commits) == expected

@@ -11,9 +11,9 @@ from actors.loops.row import RowKey
 from actors.verifier import proposers
 from actors.verifier.proposers import Proposer, ProposerChoice, TextLookup
 from actors.verifier.rows import TargetRows, Verification
-from actors.wire.messages import Admit
+from actors.wire.messages import Admit, Remember
 from decoding.drafts.draft import ProposerName, Proposers
-from decoding.drafts.ngram import NgramOptions, NgramProposer
+from decoding.drafts.options import CorpusOptions
 from decoding.drafts.verification import Verdict
 from decoding.sampling.params import SamplingParams
 from engine.model.page_tables import PageTables
@@ -200,18 +200,17 @@ def test_what_did_not_pay_is_tried_again() -> None:
 
 def test_rejection_sampling_and_salts_never_see_other_answers() -> None:
     """Other answers may have the same seed, or be secret."""
-    lookup = TextLookup(TargetRows(PageTables(slots=2, capacity=64)))
+    lookup = TextLookup(TargetRows(PageTables(slots=2, capacity=64)), CorpusOptions(1000))
 
-    def make(params: SamplingParams, *, salt: str = "") -> NgramProposer:
-        options = NgramOptions(longest=2, shared=True)
-        (made,) = lookup.make(Admit(1, [1], 1, params, 2, drafter=False, ngram=options, cache_salt=salt))
-        assert isinstance(made, NgramProposer)
-        return made
+    def drafts(params: SamplingParams, *, salt: str = "", corpus: bool = True) -> list[int]:
+        admit = Admit(1, [1], 1, params, 2, drafter=False, corpus=corpus, longest_draft=3, cache_salt=salt)
+        return [token for made in lookup.make(admit) for token in made.propose([9, 1, 2, 3]).tokens]
 
     sampled = SamplingParams(max_tokens=8)
-    writer = make(sampled)
-    writer.propose([1, 2, 3])
-    writer.propose([1, 2, 3, 4, 5])
-    assert make(sampled).propose([9, 3]).tokens == [4, 5]
-    assert make(SamplingParams(max_tokens=8, verification="rejection")).propose([9, 3]).tokens == []
-    assert make(sampled, salt="secret").propose([9, 3]).tokens == []
+    lookup.remember(Remember([1, 2, 3, 4, 5, 6, 7]))
+    assert lookup.corpus is not None
+    lookup.corpus.wait()
+    assert drafts(sampled) == [4, 5, 6]
+    assert drafts(SamplingParams(max_tokens=8, verification="rejection")) == []
+    assert drafts(sampled, salt="secret") == []
+    assert drafts(sampled, corpus=False) == []

@@ -8,7 +8,7 @@ from actors.loops.row import ServedRow
 from actors.verifier.proposers import TextLookup
 from actors.verifier.rows import TargetRow, TargetRows
 from actors.wire.messages import Admit
-from decoding.drafts.ngram import NgramProposer
+from decoding.drafts.ngram import NgramLookup
 from decoding.sampling.params import SamplingParams
 from engine.model.page_tables import PageTables
 
@@ -117,7 +117,7 @@ def looking_up(request_id: int, length: int) -> TargetRow:
     """Return a row whose prompt goes on as it began."""
     prompt = [index % (length // 2) for index in range(length)]
     admit = Admit(request_id, prompt, length, SamplingParams(max_tokens=5), 4, drafter=False)
-    return TargetRow("c", admit, acceptance=0.5, lookups=[NgramProposer()])
+    return TargetRow("c", admit, acceptance=0.5, lookups=[NgramLookup(4, capacity=length)])
 
 
 def turns_to_draft(*rows: TargetRow) -> list[int]:
@@ -136,9 +136,9 @@ def turns_to_draft(*rows: TargetRow) -> list[int]:
 
 def test_proposers_read_a_long_text_in_few_turns() -> None:
     """After a prefix that was in the cache these are steps without a draft."""
-    assert turns_to_draft(looking_up(1, 130_000)) == [8]
+    assert turns_to_draft(looking_up(1, 130_000)) == [16]
 
 
 def test_proposers_of_all_rows_share_what_is_read_in_a_turn_and_a_short_text_waits_for_no_long_one() -> None:
     texts = [looking_up(1, 40_000), looking_up(2, 30_000), looking_up(3, 1000)]
-    assert turns_to_draft(*texts) == [5, 2, 1]
+    assert turns_to_draft(*texts) == [9, 4, 1]

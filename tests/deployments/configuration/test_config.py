@@ -9,6 +9,7 @@ import yaml
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
+from decoding.drafts.options import CorpusOptions
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config, parse_config
@@ -171,19 +172,31 @@ def test_a_target_with_a_colocated_drafter_has_no_other() -> None:
         parse_config(data, folder=Path.cwd())
 
 
+def test_endpoints_of_a_target_have_one_corpus() -> None:
+    endpoints = {name: {"target": "t", "corpus": {"max_tokens": 2048}} for name in ("a", "b")}
+    models = {"t": {"path": "models/target"}}
+    config = parse_config({"models": models, "endpoints": endpoints}, folder=ROOT)
+    assert config.corpus_of("t") == CorpusOptions(2048)
+    endpoints["b"]["corpus"] = {}
+    with pytest.raises(ConfigError, match=r"endpoints\.b\.corpus: 't' has another in endpoints\.a; it keeps one"):
+        parse_config({"models": models, "endpoints": endpoints}, folder=ROOT)
+
+
 def test_a_removed_key_is_an_error_that_says_what_holds_now() -> None:
     data = changed("models.small.inside", "large")
     data["models"]["large"] |= {"prefill_chunk": 64, "scaling": {"max": 2, "use": 0.8, "most_lag": 0.2}}
+    data["endpoints"]["both"]["ngram"] = {"shared": True}
     data["http"] = {"stream_interval_s": 0}
     with pytest.raises(ConfigError) as caught:
         parse_config(data, folder=Path.cwd())
     first, *lines = str(caught.value).split("\n  ")
-    assert first == "5 mistakes"
+    assert first == "6 mistakes"
     assert lines == [
         "models.large.prefill_chunk: is gone: a step has at most 256 tokens of prompts",
         "models.small.inside: is gone: set colocated_with instead",
         "models.large.scaling.use: is gone: set target_utilization instead",
         "models.large.scaling.most_lag: is gone: a drafter is added where targets wait for 15 % of their time",
+        "endpoints.both.ngram.shared: is gone: set endpoints.*.corpus: {} instead; it holds prompts, too",
         "http.stream_interval_s: is gone: a stream holds events back for 0.2 s at most",
     ]
 

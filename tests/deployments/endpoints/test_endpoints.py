@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.errors import ConfigError, InvalidRequestError
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest

@@ -1,0 +1,96 @@
+"""Drafts copied from what was written before: the prompts and answers of other requests."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+from decoding.drafts.draft import ProposerName
+from decoding.drafts.lookup import Copy, Lookup, MatchCalibration
+from decoding.drafts.options import CorpusOptions
+from decoding.kernels.matches import NODE_BYTES, Match, MatchIndex
+
+_DEPTH = 32  # tokens that are compared
+_LEAST = 3  # tokens of a match; shorter ones are chance among so many texts
+_SLICE = 64  # tokens that are indexed at once, in a tenth of a millisecond
+_KNOWN = 256  # tokens that are compared at once to find out where a text is new
+_MOST_SALTS = 65_536  # that are told apart; more begin anew
+
+
+class Corpus:
+    """Texts of one model's tokens. Those with different salts never see each other. A thread of its own adds them."""
+
+    def __init__(self, options: CorpusOptions) -> None:
+        self._index = MatchIndex(options.tokens, _DEPTH)
+        self._owners: dict[str, int] = {}
+        self._next_owner = 1
+        self._lock = Lock()  # held for a slice or a look-up
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="corpus")
+
+    @property
+    def tokens(self) -> int:
+        return len(self._index)
+
+    @property
+    def size_bytes(self) -> int:
+        return NODE_BYTES * self.tokens
+
+    def add(self, tokens: Sequence[int], salt: str) -> None:
+        """Add a text, soon. How it begins is left out where another text began so."""
+        self._worker.submit(self._add, tokens, salt)
+
+    def find(self, tokens: Sequence[int], salt: str, count: int) -> Match:
+        """Find the end of a text of that salt, and at most so many tokens that followed."""
+        with self._lock:
+            owner = self._owners.get(salt)
+            return Match(0, 0, []) if owner is None else self._index.find(tokens, count, owner)
+
+    def wait(self) -> None:
+        """Return once all texts are in the index."""
+        self._worker.submit(int).result()
+
+    def _add(self, tokens: Sequence[int], salt: str) -> None:
+        owner = self._owner(salt)
+        new = max(self._known(tokens, salt) - _DEPTH, 0)
+        for start in range(new, len(tokens), _SLICE):
+            with self._lock:
+                self._index.add(tokens[start : start + _SLICE], owner)
+        with self._lock:
+            self._index.end_text(owner)
+
+    def _owner(self, salt: str) -> int:
+        with self._lock:
+            if len(self._owners) == _MOST_SALTS:
+                self._owners.clear()
+            if salt not in self._owners:
+                self._owners[salt] = self._next_owner
+                self._next_owner = (self._next_owner + 1) % 2**32
+            return self._owners[salt]
+
+    def _known(self, tokens: Sequence[int], salt: str) -> int:
+        """Return how many of the first tokens are in the corpus, one after the other."""
+        known = _DEPTH
+        while known <= len(tokens):
+            length, _, following = self.find(tokens[known - _DEPTH : known], salt, _KNOWN)
+            new = tokens[known : known + len(following)]
+            same = next((n for n, token in enumerate(new) if token != following[n]), len(new))
+            if length < _DEPTH or not same:
+                break
+            known += same
+        return known if known > _DEPTH else 0
+
+
+class CorpusLookup(Lookup):
+    """Drafts what followed the newest of the longest matches in a corpus."""
+
+    name: ProposerName = "corpus"
+
+    def __init__(self, corpus: Corpus, salt: str, *, draft_length: int, calibration: MatchCalibration) -> None:
+        super().__init__(calibration)
+        self._corpus, self._salt, self._draft_length = corpus, salt, draft_length
+
+    def read(self, tokens: Sequence[int], most: int) -> int:
+        return 0
+
+    def find(self, tokens: Sequence[int]) -> list[Copy]:
+        length, _, following = self._corpus.find(tokens, self._salt, self._draft_length)
+        return [Copy(following, length)] if length >= _LEAST else []
