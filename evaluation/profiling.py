@@ -239,7 +239,7 @@ def _accepted_of_heads(heads: HeadProposer, target: Runner, request: Request, an
         # Lengths of the text, of which one token was not run.
         for length in range(max(first, start + 2), end + 2) or [end + 1]:
             rows = list(range(read - start, length - 1 - start))
-            heads.read([Reading(0, read, text[read + 1 : length], rows, rows[-1])], target.hidden)
+            heads.read([Reading(0, read, text[read + 1 : length], rows, rows[-1], text[read])], target.hidden)
             read = length - 1
             if first <= length < len(text):
                 (choices,) = heads.propose([DraftStart(0, length, request.params)], heads.length, RANKS)

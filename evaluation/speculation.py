@@ -133,7 +133,7 @@ def _time_draft(heads: HeadProposer, runner: Runner, streams: int, length: int) 
         runner.logits([RowInput(slot, start, [0, 0]) for slot in range(streams)])
         assert runner.hidden is not None
         firsts = range(0, 2 * streams, 2)
-        readings = [Reading(slot, start, [0, 0], [first, first + 1], first + 1) for slot, first in enumerate(firsts)]
+        readings = [Reading(slot, start, [0, 0], [first, first + 1], first + 1, 0) for slot, first in enumerate(firsts)]
         began_s = time.perf_counter()
         heads.read(readings, runner.hidden)
         heads.propose([DraftStart(slot, start + 2, params) for slot in range(streams)], length, RANKS)

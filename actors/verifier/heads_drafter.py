@@ -105,7 +105,8 @@ class HeadsDrafter(Proposer):
                 self._learn(row)
                 self._read[row.slot] = _state_of(row)
             following = row.tokens[start + 1 : start + 1 + len(rows)]
-            readings.append(Reading(row.slot, start, following, [first + index for index in rows], last_row))
+            layers_rows = [first + index for index in rows]
+            readings.append(Reading(row.slot, start, following, layers_rows, last_row, row.tokens[start]))
         hidden = self._runner.hidden
         if readings and hidden is not None:
             self._heads.read(readings, hidden)

@@ -162,7 +162,7 @@ def _report_head(runner: Runner, config: LlamaConfig, row_counts: Sequence[int])
     for rows in row_counts:
         params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, top_p=0.95)
         starts = [DraftStart(row, 10, params) for row in range(rows)]
-        readings = [Reading(row, 8, [5, 6], [2 * row, 2 * row + 1], 2 * row + 1) for row in range(rows)]
+        readings = [Reading(row, 8, [5, 6], [2 * row, 2 * row + 1], 2 * row + 1, 4) for row in range(rows)]
         last = torch.randn(2 * rows, config.hidden_size, device=runner.device, dtype=torch.bfloat16)
         hidden = HiddenStates(last, last.repeat(1, 3))
         runner.cache.prepare_writes((row, 0, 20) for row in range(rows))

@@ -20,6 +20,7 @@ COLOURS = {
     "prediction": "bright_cyan",
     "corpus": "bright_magenta",
     "dflash": "bright_red",
+    "pard": "red",
     "recovered": "yellow",
     "bonus": "cyan",
     "plain": None,  # None: the terminal's own

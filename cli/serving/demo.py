@@ -19,6 +19,7 @@ _PROPOSERS = {  # by the source of a token
     "eagle3": "the EAGLE-3 head",
     "mtp": "the MTP layer",
     "dflash": "the DFlash head",
+    "pard": "the PARD model",
     "corpus": "earlier texts",
 }
 

@@ -11,7 +11,7 @@ import msgspec
 MAX_DRAFT_LENGTH = 64  # tokens of one path; longer paths are cut
 LONGEST_DRAFT = 32  # tokens that a request may let a step verify
 
-ProposerName = Literal["drafter", "ngram", "medusa", "eagle3", "mtp", "dflash", "prediction", "corpus"]
+ProposerName = Literal["drafter", "ngram", "medusa", "eagle3", "mtp", "dflash", "pard", "prediction", "corpus"]
 Proposers = tuple[ProposerName, ...]  # of one token, the first to offer it first
 
 

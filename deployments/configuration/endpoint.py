@@ -107,7 +107,9 @@ class HeadsConfig(StrictModel):
         description="A folder, relative to the configuration's own folder; or an id on the Hugging Face Hub. null: "
         "the target's own checkpoint, for mtp only.",
     )
-    kind: Literal["medusa", "eagle3", "mtp", "dflash"] = Field(description="medusa, eagle3, mtp or dflash.")
+    kind: Literal["medusa", "eagle3", "mtp", "dflash", "pard"] = Field(
+        description="medusa, eagle3, mtp, dflash or pard."
+    )
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
         None,

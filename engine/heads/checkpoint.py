@@ -29,7 +29,7 @@ class HeadsCheckpoint(NamedTuple):
 
     def error(self, problem: str) -> ConfigError:
         """Return an error that names the key and the path."""
-        return ConfigError(f"{self.spec.name}.path: {self.spec.path!r}: {problem}")
+        return heads_error(self.spec, problem)
 
     def check_names(self, expected: Iterable[str], *, ignored: Collection[str] = ()) -> None:
         """Raise ConfigError if tensors are missing or surplus."""
@@ -63,6 +63,11 @@ class HeadsCheckpoint(NamedTuple):
             raise self.error("d2t names a token twice")
         self.tensors["d2t"] = drafted - outputs
         return order
+
+
+def heads_error(spec: HeadsSpec, problem: str) -> ConfigError:
+    """Return an error that names the key and the path."""
+    return ConfigError(f"{spec.name}.path: {spec.path!r}: {problem}")
 
 
 def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:

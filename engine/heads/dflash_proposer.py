@@ -26,7 +26,7 @@ from engine.model.hidden_states import HiddenStates
 from engine.model.ragged_batch import RowInput, pack_inputs
 from engine.model.runner import Runner
 
-_MOST_LOGITS = 1 << 25  # in memory at a time
+MOST_LOGITS = 1 << 25  # in memory at a time
 _TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
 _rotate_keys = NativeRotary(apply_rotary_pos_emb)
 
@@ -68,8 +68,8 @@ class DFlashProposer:
         self._hidden(*self._block_example(1).inputs)
         if self._device.type == "cpu":
             with log_failed_trace(f"the {self.kind} head"):
-                self._read_few = _traced(self._write, self._context_example)
-                self._run_few = _traced(self._hidden, self._block_example)
+                self._read_few = trace_few(self._write, self._context_example)
+                self._run_few = trace_few(self._hidden, self._block_example)
         self._cache.clear_all()
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ class DFlashProposer:
         """Draft a block for each text. It writes to the columns after the text, which the target writes next."""
         chooser = HeadSampler(starts, length, min(ranks, self._outputs), self._device, self._token_ids)
         hidden = self.hidden(starts, length).transpose(0, 1)  # [length, B, H]
-        parts = hidden.split(max(_MOST_LOGITS // (len(starts) * self._outputs), 1))
+        parts = hidden.split(max(MOST_LOGITS // (len(starts) * self._outputs), 1))
         if self._head.markov_head is None:
             for part in parts:
                 chooser.choose_steps(self._head.logits(part))
@@ -171,7 +171,7 @@ class DFlashProposer:
         return Example((count,), (tokens, positions, batch, _seeing_all(batch)))
 
 
-def _traced(call: Callable[..., Tensor], example: Callable[[int], Example]) -> Callable[..., Tensor]:
+def trace_few(call: Callable[..., Tensor], example: Callable[[int], Example]) -> Callable[..., Tensor]:
     """Return a trace of a call, as of `Runner.use_trace`. Raises UntraceableError if it does something else."""
     traced = trace(call, *map(example, _TRACED_TOKENS), change=replay_native_run)
     for count in _COMPARED_TOKENS:

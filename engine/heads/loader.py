@@ -23,6 +23,7 @@ from engine.heads.dflash_proposer import DFlashProposer
 from engine.heads.eagle3 import read_eagle3, stated_layers
 from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
+from engine.heads.pard import PardModel, PardProposer, read_pard
 from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, Reading
 from engine.heads.spec import HeadsSpec
 from engine.layers.faster_layers import round_inputs, use_faster_parts
@@ -87,7 +88,7 @@ def _rate(heads: HeadProposer, runner: Runner, texts: list[list[int]], layers: S
         for length in range(_UNTESTED, len(text) - 1):
             first = 0 if length == _UNTESTED else length - 2
             rows = list(range(first, length - 1))
-            heads.read([Reading(slot, first, text[first + 1 : length], rows, length - 2)], hidden)
+            heads.read([Reading(slot, first, text[first + 1 : length], rows, length - 2, text[first])], hidden)
             (choices,) = heads.propose([DraftStart(slot, length, params)], 1, RANKS)
             right.append(torch.tensor(choices[0].tokens[0] == text[length]))
     runner.cache.clear_all()
@@ -130,8 +131,8 @@ def load_heads(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     Raises:
         ConfigError: they can't be read, or are not for this target.
     """
-    if spec.kind == "mtp":
-        return _load_mtp(spec, model)
+    if spec.kind in ("mtp", "pard"):
+        return (_load_mtp if spec.kind == "mtp" else _load_pard)(spec, model)
     checkpoint = read_checkpoint(spec)
     loads = {"medusa": _load_medusa, "eagle3": _load_eagle3, "dflash": _load_dflash}
     return loads[spec.kind](checkpoint, model)
@@ -145,6 +146,23 @@ def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     _place(head, model)
     layers = (int(model.config.get_text_config().num_hidden_layers),)
     return LoadedHeads(spec, head, layers, head.column_numbers(), graph_count, partial(_make_chain, head))
+
+
+def _load_pard(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
+    for key in ("layers", "tree"):
+        if getattr(spec, key) is not None:
+            raise ConfigError(f"{spec.name}.{key}: a PARD model reads tokens and drafts a block; remove the key")
+    drafter = read_pard(spec, model)
+    _place(drafter, model)
+    return LoadedHeads(
+        spec, drafter, (), drafter.column_numbers(), lambda slots, max_query: 0, partial(_make_pard, drafter)
+    )
+
+
+def _make_pard(drafter: PardModel, runner: Runner) -> PardProposer:
+    proposer = PardProposer(drafter, runner)
+    proposer.warm_up()
+    return proposer
 
 
 def _load_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:

@@ -114,6 +114,7 @@ class Reading(NamedTuple):
     following: Sequence[int]  # [n] the token after each
     layers_rows: Sequence[int]  # [n] their rows of `HiddenStates.layers`
     last_row: int | None  # the last one's row of `HiddenStates.last`; None: it wanted no logits
+    token: int  # the first
 
 
 class HeadProposer(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash"]
+HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash", "pard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

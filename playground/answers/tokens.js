@@ -17,6 +17,7 @@ const PROPOSERS = {
   eagle3: { name: "EAGLE-3", meaning: "an EAGLE-3 head" },
   mtp: { name: "MTP", meaning: "the model's own MTP layer" },
   dflash: { name: "DFlash", meaning: "a DFlash head" },
+  pard: { name: "PARD", meaning: "a PARD model" },
   prediction: { name: "prediction", meaning: "the prediction in the request" },
   corpus: { name: "corpus", meaning: "a look-up in earlier texts" },
 };

@@ -72,6 +72,7 @@ function described({ target, members, strategy, drafter, ngram, proposers = [], 
     proposers.includes("eagle3") && "EAGLE-3 head",
     proposers.includes("mtp") && "MTP layer",
     proposers.includes("dflash") && "DFlash head",
+    proposers.includes("pard") && "PARD model",
     length && `γ ${length}`,
     context && `context ${number(context)}`,
   ];

@@ -124,7 +124,7 @@ def eagle3_drafts(proposer: ChainProposer, runner: Runner, *, rejecting: bool = 
         for slot, text in enumerate(texts):
             rows = list(range(first, first + len(text) - 1))
             first += len(rows)
-            readings.append(Reading(slot, 0, text[1:], rows, rows[-1]))
+            readings.append(Reading(slot, 0, text[1:], rows, rows[-1], text[0]))
         proposer.read(readings, runner.hidden)
         starts = [
             DraftStart(slot, len(text), SamplingParams(max_tokens=9, temperature=slot, seed=slot))

@@ -151,7 +151,7 @@ def served(head: Eagle3Head, text: list[int]) -> list[int]:
     assert runner.hidden is not None
     proposer = ChainProposer(head.eval().requires_grad_(False), runner)
     rows = list(range(len(text) - 1))
-    proposer.read([Reading(0, 0, text[1:], rows, rows[-1])], runner.hidden)
+    proposer.read([Reading(0, 0, text[1:], rows, rows[-1], text[0])], runner.hidden)
     start = DraftStart(0, len(text), SamplingParams(max_tokens=1, temperature=0))
     (choices,) = proposer.propose([start], STEPS, 2)
     return [choice.tokens[0] for choice in choices]

@@ -58,7 +58,7 @@ def read(proposer: DFlashProposer, runner: Runner, extents: list[tuple[int, int,
     readings, row = [], 0
     for index, first, end in extents:
         rows = list(range(row, row + end - first))
-        readings.append(Reading(index, first, TEXTS[index][first + 1 : end + 1], rows, rows[-1]))
+        readings.append(Reading(index, first, TEXTS[index][first + 1 : end + 1], rows, rows[-1], TEXTS[index][first]))
         row += len(rows)
     proposer.read(readings, hidden)
 

@@ -44,7 +44,7 @@ def draft(runner: Runner, heads: Any, text: list[int], *, cuts: tuple[int, ...],
         runner.logits([RowInput(0, start, TEXT[start:end][::-1]), RowInput(2, start, text[start:end])])
         count = end - start
         rows = list(range(count, 2 * count))
-        heads.read([Reading(2, start, text[start + 1 : end + 1], rows, 2 * count - 1)], runner.hidden)
+        heads.read([Reading(2, start, text[start + 1 : end + 1], rows, 2 * count - 1, text[start])], runner.hidden)
     (choices,) = heads.propose([DraftStart(2, len(text), GREEDY)], length, 4)
     return [choice.tokens[0] for choice in choices]
 
