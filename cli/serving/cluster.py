@@ -8,7 +8,6 @@ import faulthandler
 import logging
 import os
 import re
-import secrets
 import signal
 import socket
 import threading
@@ -19,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.serving.local_ray import fewer_processes, local_environment
 from cli.serving.progress import StartProgress, Watch
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.client import Client
@@ -37,24 +37,6 @@ _PROXY_S = 120.0  # until the proxy listens; as `RAY_SERVE_PROXY_READY_CHECK_TIM
 _SHUTDOWN_S = 60.0  # for Ray's processes to end
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
 _SHOWN_CHARACTERS = 400  # of another library's error
-# Intervals of a local Ray, a tenth of a second by default or thereabouts: an idle server should cost next to nothing.
-_INTERVALS = {
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a dead proxy is replaced after three failed checks
-    "RAY_raylet_report_resources_period_milliseconds": "1000",
-    "RAY_raylet_check_gc_period_milliseconds": "1000",
-    "RAY_kill_idle_workers_interval_ms": "1000",
-    "RAY_object_manager_timer_freq_ms": "1000",
-    "RAY_memory_monitor_refresh_ms": "1000",
-    "RAY_task_events_report_interval_ms": "0",  # no record of tasks, which only Ray's dashboard shows
-    "RAY_event_stats": "0",
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # look for new log files at the interval below, not all the time
-    "LOG_NAME_UPDATE_INTERVAL_S": "10",
-    "REPORTER_UPDATE_INTERVAL_MS": "60000",
-}
-# Beside programs that use all cores, Ray lets replicas crawl and ends a proxy that is not up in 5 s, unless told so.
-_BUSY_MACHINE = {"RAY_worker_niceness": "0", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120"}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
@@ -201,20 +183,8 @@ def _limited(seconds: float) -> Iterator[None]:
 def _start_ray(config: ServerConfig, log_level: str | None) -> None:
     from deployments.http.proxy import CALLBACK
 
-    environment = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # With clusters "disabled", Ray's default on macOS, its processes listen on loopback only.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # A local cluster gets its own token. Otherwise Ray writes one to ~/.ray, where later `ray start` commands
-        # find it.
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_AUTO_CONNECT": "0",  # a remote call that comes after the shutdown would start another cluster
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
-        "RAY_enable_metrics_collection": "0" if config.http.metrics_port is None else "1",
-        **_INTERVALS,
-        **_BUSY_MACHINE,
-    }
+    environment = local_environment(has_metrics=config.http.metrics_port is not None)
+    environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     if IS_CHECKOUT:  # an installed package is found as every other is
@@ -225,7 +195,7 @@ def _start_ray(config: ServerConfig, log_level: str | None) -> None:
         from ray.dashboard import optional_deps  # noqa: F401
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
     threading.Thread(target=_import_application, daemon=True).start()
-    with _in_a_line(f"Ray could not start (logs: {logs})"):
+    with _in_a_line(f"Ray could not start (logs: {logs})"), fewer_processes(shows_logs=log_level is not None):
         ray.init(
             address="local",
             include_dashboard=False,

@@ -7,6 +7,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -115,6 +116,15 @@ def coordinator_pids() -> set[int]:
             if "".join(process.cmdline()).startswith(title):
                 pids.add(int(process.pid))
     return pids
+
+
+def test_ray_runs_none_of_its_processes_that_only_clusters_need(server: Server) -> None:
+    programs = set[str]()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            programs |= {Path(word).name for word in process.cmdline()}
+    assert "gcs_server" in programs
+    assert not {"dashboard.py", "monitor.py", "log_monitor.py"} & programs
 
 
 @pytest.mark.slow

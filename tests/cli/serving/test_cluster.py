@@ -16,6 +16,7 @@ from cli.serving.cluster import (
     check_demand,
     failure,
 )
+from cli.serving.local_ray import fewer_processes
 from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
@@ -114,3 +115,17 @@ def test_both_signals_end_a_server_that_a_script_starts_in_the_background(number
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)
+
+
+def test_ray_gets_its_processes_back_after_the_start() -> None:
+    from ray._private.node import Node
+
+    node: Any = SimpleNamespace()
+    starts = {name: getattr(Node, name) for name in ("start_monitor", "start_log_monitor")}
+    with fewer_processes(shows_logs=True):
+        assert Node.start_monitor(node) is None
+        assert Node.start_api_server(node, include_dashboard=False, raise_on_failure=False) is None
+        assert Node.start_log_monitor is starts["start_log_monitor"]
+    with fewer_processes(shows_logs=False):
+        assert Node.start_log_monitor is not starts["start_log_monitor"]
+    assert {name: getattr(Node, name) for name in starts} == starts
