@@ -3,6 +3,7 @@
 Rows of token ids go in at given positions, logits come out.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
@@ -27,6 +28,8 @@ from engine.model.ragged_batch import RowInput, token_adapters, wanted_tokens
 from engine.model.row_states import MAX_UNSETTLED
 from engine.model.state_layers import use_state_layers
 from engine.model.thread_choice import ThreadChoice
+
+_NARROW = 1024  # numbers of a hidden state, up to which an operator is shorter than a wait for threads
 
 
 class Runner:
@@ -162,8 +165,14 @@ class Runner:
             return
         room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
         longest = min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - COMPARED_START, room)
-        self._forward.trace(longest)
         threads = torch.get_num_threads()
+        # Threads that wait for work between short operators would take cores from processes that start beside this one.
+        is_narrow = getattr(self.model.config.get_text_config(), "hidden_size", math.inf) <= _NARROW
+        torch.set_num_threads(1 if is_narrow else threads)
+        try:
+            self._forward.trace(longest)
+        finally:
+            torch.set_num_threads(threads)
         if self._forward.is_traced and threads > 1 and self._is_same_on_one_thread(longest):
             self._threads = ThreadChoice(threads)
 

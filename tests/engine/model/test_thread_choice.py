@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.kernels.native import library
+from engine.model.forward import ModelForward
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from engine.model.thread_choice import CoreTimes, ThreadChoice, read_core_times
@@ -111,6 +112,20 @@ def test_a_model_chooses_only_if_its_bits_do_not_depend_on_threads(
         runner.logits([RowInput(0, 0, [1])])
         runner.use_trace()
         assert (runner._threads is not None) == same
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_narrow_model_is_traced_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, used = torch.get_num_threads(), []
+    monkeypatch.setattr(ModelForward, "trace", lambda *_: used.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        runner = Runner(tiny_model("llama-gqa"), slots=2, max_length=64, max_query=16)
+        runner.use_trace()
+        runner.model.config.hidden_size = 4096
+        runner.use_trace()
+        assert (used, torch.get_num_threads()) == ([1, 2], 2)
     finally:
         torch.set_num_threads(threads)
 
