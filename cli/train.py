@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from evaluation.prompts import read_prompts
 if TYPE_CHECKING:
     from engine.heads.spec import HeadsKind
     from training.distillation.run import RunOptions
+    from training.texts import TargetOptions, TextOptions
 
 Command = Callable[..., Any]
 
@@ -48,39 +49,48 @@ class Layers(click.ParamType[int | tuple[int, ...]]):
         return numbers if len(numbers) > 1 else numbers[0]
 
 
+_shown = partial(click.option, show_default=True)
+_COUNT, _POSITIVE = click.IntRange(1), click.FloatRange(0, min_open=True)
+_FILE: click.ParamType[Path] = click.Path(path_type=Path)
+
+
+def _text_options() -> Sequence[Callable[[Command], Command]]:
+    """Return TARGET and the options of the texts that it writes."""
+    return (
+        click.argument("target", callback=located),
+        _shown("--tokens", type=_COUNT, default=500_000, help="That the target writes."),
+        _shown("--answer-tokens", type=_COUNT, default=256, help="The most of an answer."),
+        _shown("--streams", type=_COUNT, default=64, help="Texts written at once."),
+        click.option("--prompts", type=_FILE, help=_PROMPTS),
+        click.option("--threads", type=_COUNT, help="CPU threads; by default torch's choice."),
+        _shown("--device", default="auto", help="auto, cpu or cuda."),
+        _shown("--seed", type=int, default=0),
+    )
+
+
 def _run_options(*, tokens_per_step: int, learning_rate: float) -> Callable[[Command], Command]:
     """Return a decorator that adds TARGET and the options that both kinds of students have, with these defaults.
 
     The command gets them as `run`.
     """
-    shown = partial(click.option, show_default=True)
-    count, positive = click.IntRange(1), click.FloatRange(0, min_open=True)
-    file = click.Path(path_type=Path)
-    options = (
-        click.argument("target", callback=located),
-        click.option("--output", type=file, required=True, metavar="DIR", help="A new folder."),
-        click.option("--work", type=file, metavar="DIR", help="For texts and checkpoints.  [OUTPUT-work]"),
-        shown("--tokens", type=count, default=500_000, help="That the target writes."),
-        shown("--answer-tokens", type=count, default=256, help="The most of an answer."),
-        shown("--streams", type=count, default=32, help="Texts written at once."),
-        click.option("--prompts", type=file, help=_PROMPTS),
-        shown("--loss", type=click.Choice(_LOSSES), default="lk", help="What is minimised."),
-        shown("--temperature", type=positive, default=1.0, help="Of the loss."),
-        shown("--learning-rate", type=positive, default=learning_rate),
-        shown("--epochs", type=click.IntRange(0), default=3, help="How often texts are seen; 0: never."),
-        click.option("--minutes", type=positive, help="The most for distillation."),
-        shown(
+    options: Sequence[Callable[[Command], Command]] = (
+        click.option("--output", type=_FILE, required=True, metavar="DIR", help="A new folder."),
+        click.option("--work", type=_FILE, metavar="DIR", help="For texts and checkpoints.  [OUTPUT-work]"),
+        *_text_options(),
+        _shown("--loss", type=click.Choice(_LOSSES), default="lk", help="What is minimised."),
+        _shown("--temperature", type=_POSITIVE, default=1.0, help="Of the loss."),
+        _shown("--learning-rate", type=_POSITIVE, default=learning_rate),
+        _shown("--epochs", type=click.IntRange(0), default=3, help="How often texts are seen; 0: never."),
+        click.option("--minutes", type=_POSITIVE, help="The most for distillation."),
+        _shown(
             "--save-every",
             "save_every_s",
             type=click.FloatRange(0),
             default=120.0,
             help="Seconds between two checkpoints.",
         ),
-        shown("--tokens-per-step", type=count, default=tokens_per_step, help="Of a batch."),
-        click.option("--threads", type=count, help="CPU threads; by default torch's choice."),
-        shown("--device", default="auto", help="auto, cpu or cuda."),
-        shown("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of computing."),
-        shown("--seed", type=int, default=0),
+        _shown("--tokens-per-step", type=_COUNT, default=tokens_per_step, help="Of a batch."),
+        _shown("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of computing."),
     )
 
     def add(command: Command) -> Command:
@@ -90,32 +100,43 @@ def _run_options(*, tokens_per_step: int, learning_rate: float) -> Callable[[Com
             run = _run(values)  # takes its own
             command(run=run, **values)
 
+        gathered: Command = gather
         for option in reversed(options):
-            gather = option(gather)
-        return gather
+            gathered = option(gathered)
+        return gathered
 
     return add
+
+
+def _take_texts(values: dict[str, Any]) -> tuple["TargetOptions", "TextOptions"]:
+    """Take the options of `_text_options` but device and seed out of a command's values."""
+    from training.texts import TargetOptions, TextOptions
+
+    prompts = values.pop("prompts")
+    questions = () if prompts is None else tuple(read_prompts(prompts))
+    target = TargetOptions(path=values.pop("target"), threads=values.pop("threads"), device=values["device"])
+    named = {name: values.pop(name) for name in ("tokens", "answer_tokens", "streams")}
+    return target, TextOptions(**named, questions=questions, seed=values["seed"])
 
 
 def _run(values: dict[str, Any]) -> "RunOptions":
     """Take the common options out of a command's values, which click names."""
     from training.distillation.loop import DistillationOptions
     from training.distillation.run import RunOptions
-    from training.texts import TargetOptions, TextOptions
 
     def take(*names: str) -> dict[str, Any]:
         return {name: values.pop(name) for name in names}
 
+    target, texts = _take_texts(values)
     output: Path = values.pop("output")
-    work, prompts, dtype = take("work", "prompts", "dtype").values()
+    work, dtype = take("work", "dtype").values()
     device, seed = take("device"), take("seed")
-    questions = () if prompts is None else tuple(read_prompts(prompts))
     trained = take("loss", "temperature", "learning_rate", "epochs", "minutes", "save_every_s")
     return RunOptions(
-        target=TargetOptions(path=values.pop("target"), **take("threads"), **device),
+        target=target,
         output=output,
         work=work or output.with_name(f"{output.name}-work"),
-        texts=TextOptions(**take("tokens", "answer_tokens", "streams"), questions=questions, **seed),
+        texts=texts,
         distillation=DistillationOptions(**trained, **device, bfloat16=dtype == "bfloat16"),
         **take("tokens_per_step"),
         **seed,
@@ -131,6 +152,29 @@ def _timed_report() -> Callable[[str], None]:
 @click.group(short_help="Train models that work with a target.")
 def train() -> None:
     """Train models that work with a target."""
+
+
+@train.command(short_help="Let a target write texts to train on.")
+@click.option("--work", type=_FILE, required=True, metavar="DIR", help="Where the texts go.")
+@click.option("--layers", type=Layers(), help="After how many layers to keep hidden states, for heads.  [none]")
+def texts(work: Path, layers: int | tuple[int, ...] | None, **values: Any) -> None:
+    """Let TARGET, a folder or an id on the Hugging Face Hub, write the texts that others are trained on.
+
+    The other commands with the same --work and fewer --tokens train on those that are there already. Killed at any
+    moment, the same command goes on where it was.
+    """
+    os.environ |= compute_environment(values["threads"])  # before torch is imported
+    from training.text_stage import write_missing
+    from training.texts import fitted, load_target_tokenizer
+
+    target, wanted = _take_texts(values)
+    tokenizer = load_target_tokenizer(target.path)
+    kept = (layers,) if isinstance(layers, int) else layers or ()
+    write_missing(fitted(target), wanted, work, tokenizer, layers=kept, report=_timed_report())
+
+
+for _option in _text_options():
+    _option(texts)
 
 
 @train.command(short_help="Make a drafter for any target.")
@@ -159,13 +203,13 @@ def drafter(
     train_drafter(options, report=_timed_report())
 
 
-@train.command(short_help="Make Medusa or EAGLE-3 heads for any target.")
-@click.option("--kind", type=click.Choice(["eagle3", "medusa"]), required=True)
-@click.option("--from", "start", callback=located, metavar="HEAD", help="Go on from this EAGLE-3 head.")
+@train.command(short_help="Make Medusa, EAGLE-3 or DFlash heads for any target.")
+@click.option("--kind", type=click.Choice(["eagle3", "medusa", "dflash"]), required=True)
+@click.option("--from", "start", callback=located, metavar="HEAD", help="Go on from this EAGLE-3 or DFlash head.")
 @click.option(
     "--layers",
     type=Layers(),
-    help="After how many layers the hidden states are read; the last is all of them.  [a quarter, a half and all]",
+    help="After how many layers the hidden states are read.  [a quarter, a half and all; five of DFlash]",
 )
 @click.option(
     "--vocabulary", type=click.IntRange(1), help="Tokens that can be drafted; by default 6656, or those of --from."
@@ -173,10 +217,10 @@ def drafter(
 @click.option(
     "--steps",
     type=click.IntRange(1, 8),
-    default=3,
-    show_default=True,
-    help="Tokens of a draft in training: steps on its own output, or the number of Medusa heads.",
+    help="Tokens of a draft in training: steps on its own output, the number of Medusa heads, or a DFlash block's "
+    "drafts.  [3; 5 of DFlash]",
 )
+@click.option("--head-layers", type=click.IntRange(1), help="Of a new DFlash head.  [2]")
 @_run_options(tokens_per_step=2048, learning_rate=2e-2)
 def heads(
     run: "RunOptions",
@@ -184,7 +228,8 @@ def heads(
     start: str | None,
     layers: int | tuple[int, ...] | None,
     vocabulary: int | None,
-    steps: int,
+    steps: int | None,
+    head_layers: int | None,
 ) -> None:
     """Make heads for TARGET, a folder or an id on the Hugging Face Hub, from nothing but TARGET.
 
@@ -194,7 +239,9 @@ def heads(
     """
     if start is not None and vocabulary is not None:
         raise click.UsageError(f"--vocabulary: the head in {start} has its own; leave it out")
-    from training.heads import VOCABULARY, HeadsOptions, train_heads
+    if head_layers is not None and (kind != "dflash" or start is not None):
+        raise click.UsageError("--head-layers: only a new DFlash head can have another number; leave it out")
+    from training.heads import HEAD_LAYERS, VOCABULARY, HeadsOptions, train_heads
 
     options = HeadsOptions(
         run=run,
@@ -203,6 +250,7 @@ def heads(
         layers=(layers,) if isinstance(layers, int) else layers,
         vocabulary=vocabulary or VOCABULARY,
         steps=steps,
+        head_layers=head_layers or HEAD_LAYERS,
     )
     train_heads(options, report=_timed_report())
 

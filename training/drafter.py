@@ -58,7 +58,7 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
     folder = run.folder(options.settings())
     start = folder / "start"
     if not start.exists():
-        write_start(options, run.training, special_tokens(run.tokenizer), start)
+        write_start(options, run.texts.training, special_tokens(run.tokenizer), start)
     model, vocabulary, beginning = load_start(start)
     report(f"start: {beginning}")
     before = run.rates(DrafterStudent(model, vocabulary))

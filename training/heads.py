@@ -4,84 +4,39 @@ The hidden states are kept in files: the target is larger than its heads, and to
 most of a training's time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
 from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
+from engine.heads.dflash import DFlashHead
+from engine.heads.dflash_layout import layer_ids, read_dflash
 from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
 from engine.heads.medusa import MedusaHeads
 from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.loading.checkpoint import load_model
-from engine.loading.runners import load_runner
-from engine.model.ragged_batch import RowInput
-from engine.model.runner import Runner
-from training.distillation.lessons import StudentVocabulary, most_used
+from training.dflash_student import DFlashShape, DFlashStudent, save_dflash, start_dflash
+from training.distillation.lessons import Student, StudentVocabulary, most_used
 from training.distillation.run import Made, RunOptions, StudentRun, check_output, time_heads_of
-from training.files import write_whole
+from training.features import StoredFeatures, read_features
 from training.head_students import Eagle3Student, MedusaStudent, save_eagle3, save_medusa, start_head
-from training.texts import TEXTS, Chat, Report, TargetOptions, read_shard, shard_files, special_tokens, split
+from training.texts import Report, load_target_tokenizer, special_tokens
 
-_NAME = "features"
 VOCABULARY = 6656
-_ROWS = 16  # texts that the target runs at once
+HEAD_LAYERS = 2
 _SCALE_TEXTS = 8  # of which the size of hidden states is taken
-_MADE = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredFeatures:
-    """The features of a chat: rows of a shard's file."""
-
-    file: Path
-    start: int
-    end: int
-
-    def read(self) -> Tensor:
-        with safe_open(self.file, framework="pt") as tensors:
-            part: Tensor = tensors.get_slice(_NAME)[self.start : self.end]
-        return part
-
-
-def _features(target: TargetOptions, work: Path, layers: Sequence[int], report: Report) -> list[StoredFeatures]:
-    """Let the target run along the shards whose hidden states are missing, and return those of all chats, in order."""
-    folder = work / "features" / f"{'-'.join(map(str, layers))}-of-{target.longest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    runner = load_runner(replace(target.spec(), slots=_ROWS, max_length=target.longest), hidden_layers=layers)
-    stored: list[StoredFeatures] = []
-    for number, shard in enumerate(shard_files(work / TEXTS), start=1):
-        file, start, chats = folder / f"{shard.stem}.safetensors", 0, read_shard(shard)
-        if not file.exists():
-            write_whole(file, save({_NAME: _run(runner, chats, target.longest)}))
-            report(f"hidden states: {number:,} shards")
-        for chat in chats:
-            end = start + min(len(chat.prompt) + len(chat.tokens), target.longest)
-            stored.append(StoredFeatures(file, start, end))
-            start = end
-    return stored
-
-
-def _run(runner: Runner, chats: Sequence[Chat], longest: int) -> Tensor:
-    """Return the hidden states after all tokens of some chats, [N, k · H]."""
-    parts: list[Tensor] = []
-    for first in range(0, len(chats), runner.cache.slots):
-        together = chats[first : first + runner.cache.slots]
-        texts = [[*chat.prompt, *chat.tokens][:longest] for chat in together]
-        runner.logits([RowInput(slot, 0, text, wanted=1) for slot, text in enumerate(texts)])
-        assert runner.hidden is not None
-        parts.append(runner.hidden.layers[: sum(map(len, texts))].cpu())
-        runner.cache.clear_all()
-    return torch.cat(parts)
+_MADE = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "dflash": "DFlash head"}
+_USUAL_PARTS = 0.27, 0.6, 1.0  # of the target's layers, after which its hidden states are read
+_DFLASH_PARTS = 0.07, 0.27, 0.6, 0.8, 1.0
+_USUAL_STEPS, _DFLASH_STEPS = 3, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +45,20 @@ class HeadsOptions:
 
     run: RunOptions
     kind: HeadsKind
-    start: str | None = None  # an EAGLE-3 head to go on from: a folder or a Hub id
-    layers: tuple[int, ...] | None = None  # after how many the states are read, the last included; None: three
+    start: str | None = None  # an EAGLE-3 or DFlash head to go on from: a folder or a Hub id
+    layers: tuple[int, ...] | None = None  # after how many the states are read; None: three or five
     vocabulary: int = VOCABULARY  # tokens that new heads can draft, beside the special ones
-    steps: int = 3  # of training-time test, or the number of Medusa heads
+    steps: int | None = None  # of training-time test, of Medusa heads, or drafts of a new DFlash block; None: 3, 3, 5
+    head_layers: int = HEAD_LAYERS  # of a new DFlash head
+
+    @property
+    def drafted(self) -> int:
+        """The number of steps."""
+        return self.steps or (_DFLASH_STEPS if self.kind == "dflash" else _USUAL_STEPS)
 
     def settings(self, layers: Sequence[int]) -> dict[str, object]:
         """Return the settings that the weights depend on, by name. layers: as chosen."""
-        names = ("kind", "start", "vocabulary", "steps")
+        names = ("kind", "start", "vocabulary", "drafted", "head_layers")
         return {"layers": layers} | {name: getattr(self, name) for name in names}
 
 
@@ -109,37 +70,22 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     """
     check_output(options.run.output)
     checkpoint = _start_checkpoint(options)
-    if checkpoint is not None:
-        _load_given(checkpoint, load_model(options.run.target.spec()))  # before the texts, which take hours
-    run = StudentRun(options.run, report=report)
+    load_target_tokenizer(options.run.target.path)  # what can't be loaded is named before the texts, which take hours
+    model = load_model(options.run.target.spec())
+    given, layers = (None, _choose_layers(options, model)) if checkpoint is None else _load_given(checkpoint, model)
+    run = StudentRun(options.run, layers=layers, report=report)
     target = run.options.target
-    model = load_model(target.spec())
-    head, layers = (None, _choose_layers(options, model)) if checkpoint is None else _load_given(checkpoint, model)
-    features, held_out_features = split(_features(target, run.options.work, layers, report))
-    if head is None:
-        size = model.config.get_text_config(decoder=True).vocab_size
-        # A tokenizer may have more tokens than its model has rows.
-        special = [token for token in special_tokens(run.tokenizer) if token < size]
-        token_ids = most_used(run.training, options.vocabulary, special)
-    else:
-        token_ids = head.token_ids().tolist()
-    student: MedusaStudent | Eagle3Student
-    if options.kind == "medusa":
-        student = _medusa_student(options.steps, model, token_ids)
-        save = partial(save_medusa, student.heads, target.path)
-    else:
-        if head is None:
-            some = torch.cat([each.read() for each in features[:_SCALE_TEXTS]])
-            head = start_head(model, token_ids, some, seed=options.run.seed)
-        student = _eagle3_student(options.steps, model, head, token_ids)
-        save = partial(save_eagle3, head, layers, target.path)
+    features, held_out_features = read_features(target, run.options.work, run.texts, layers, report)
+    maker = _Maker(options=options, run=run, model=model, layers=layers, features=features)
+    student, save = maker.make(given)
+    tokens = student.vocabulary.drafted
     parameters = sum(parameter.numel() for parameter in student.module.parameters())
-    report(f"start: {parameters:,} parameters, {len(token_ids):,} tokens")
+    report(f"start: {parameters:,} parameters, {tokens:,} tokens")
     before = run.rates(student, held_out_features)
     tensors = [] if checkpoint is None else [tensor for _, tensor in sorted(checkpoint.tensors.items())]
     contents = (tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors)
     settings = options.settings(layers)
-    run.distil(student, run.folder(settings, *contents), features)
+    run.distil(student, run.folder(settings, *contents), features, held_out_features)
     states = "last states" if options.kind == "medusa" else f"states after {', '.join(map(str, layers))} layers"
     start = "" if options.start is None else f"{options.start} and "
     run.finish(
@@ -147,7 +93,7 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
             student=student,
             name=_MADE[options.kind],
             command=f"consort train heads --kind {options.kind}",
-            start=f"{start}the {states} of {options.run.target.path}, {len(token_ids):,} tokens",
+            start=f"{start}the {states} of {options.run.target.path}, {tokens:,} tokens",
             parameters=parameters,
             settings=settings,
             before=before,
@@ -158,50 +104,110 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Maker:
+    """Makes students of each kind, and what writes them into a folder."""
+
+    options: HeadsOptions
+    run: StudentRun
+    model: PreTrainedModel
+    layers: Sequence[int]  # after how many the hidden states are read
+    features: Sequence[StoredFeatures]  # of the chats to train on
+
+    def make(self, given: Eagle3Head | DFlashHead | None) -> tuple[Student, Callable[[Path], None]]:
+        """given: the head to go on from; None: begin anew."""
+        target = self.run.options.target.path
+        if self.options.kind == "medusa":
+            medusa = self._medusa()
+            return medusa, partial(save_medusa, medusa.heads, target)
+        if self.options.kind == "dflash":
+            block = given if isinstance(given, DFlashHead) else self._new_dflash()
+            student = DFlashStudent(block, self._embedding, self._vocabulary(block))
+            return student, partial(save_dflash, block, self.layers, target)
+        head = given if isinstance(given, Eagle3Head) else self._new_eagle3()
+        chain = Eagle3Student(head, self._embedding, self._vocabulary(head), steps=self.options.drafted)
+        return chain, partial(save_eagle3, head, self.layers, target)
+
+    @property
+    def _embedding(self) -> Tensor:
+        embedding: Any = self.model.get_input_embeddings()
+        weight: Tensor = embedding.weight.detach()
+        return weight
+
+    def _vocabulary(self, head: Eagle3Head | DFlashHead) -> StudentVocabulary:
+        return StudentVocabulary.of_heads(head.token_ids().tolist(), len(self._embedding))
+
+    def _special(self) -> list[int]:
+        """Return the special tokens. A tokenizer may have more tokens than its model has rows."""
+        return [token for token in special_tokens(self.run.tokenizer) if token < len(self._embedding)]
+
+    def _drafted(self) -> list[int]:
+        """Return the tokens that new heads can draft."""
+        return most_used(self.run.texts.training, self.options.vocabulary, self._special())
+
+    def _medusa(self) -> MedusaStudent:
+        norm = getattr(self.model.base_model, "norm", None)
+        if not isinstance(norm, torch.nn.Module):
+            raise ConfigError(f"{type(self.model).__name__} has no final norm that Medusa heads could read after")
+        token_ids = self._drafted()
+        output_layer: Any = self.model.get_output_embeddings()
+        rows = output_layer.weight.detach()[torch.tensor(token_ids)].float()
+        vocabulary = StudentVocabulary.of_heads(token_ids, len(self._embedding))
+        return MedusaStudent(MedusaHeads(self.options.drafted, 1, rows.shape[1]), norm, rows, vocabulary)
+
+    def _new_eagle3(self) -> Eagle3Head:
+        some = torch.cat([each.read() for each in self.features[:_SCALE_TEXTS]])
+        return start_head(self.model, self._drafted(), some, seed=self.options.run.seed)
+
+    def _new_dflash(self) -> DFlashHead:
+        shape = DFlashShape(
+            layers=self.options.head_layers,
+            block_size=self.options.drafted + 1,
+            states=len(self.layers),
+            mask_token_id=max(self._special(), default=0),  # mostly one that no text has
+        )
+        return start_dflash(self.model, self._drafted(), shape, seed=self.options.run.seed)
+
+
 def _start_checkpoint(options: HeadsOptions) -> HeadsCheckpoint | None:
     """Return the checkpoint to go on from; None: start anew. Raises ConfigError if other options contradict it."""
     if options.start is None:
         return None
-    if options.kind != "eagle3":
-        raise ConfigError(
-            f"--from {options.start}: only EAGLE-3 heads are trained further; leave it out for {options.kind}"
-        )
-    if options.layers is not None:
-        raise ConfigError(f"--layers: the head in {options.start} names its own; leave it out")
+    if options.kind == "medusa":
+        raise ConfigError(f"--from {options.start}: Medusa heads can't be trained further; leave it out")
+    given = {"--layers": options.layers, "--steps": options.steps if options.kind == "dflash" else None}
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name}: the head in {options.start} has its own; leave it out")
     return read_checkpoint(HeadsSpec(name="--from", path=options.start, kind=options.kind))
 
 
-def _load_given(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> tuple[Eagle3Head, tuple[int, ...]]:
+def _load_given(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> tuple[Eagle3Head | DFlashHead, tuple[int, ...]]:
     """Return a copy of a checkpoint's head, float32, and its layers. Raises ConfigError if it can't be trained here."""
     config = model.config.get_text_config(decoder=True)
-    head = read_eagle3(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    sizes = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    head: Eagle3Head | DFlashHead
+    if checkpoint.spec.kind == "dflash":
+        head, layers = read_dflash(checkpoint, **sizes), layer_ids(checkpoint)
+        if head.lm_head is None:
+            raise checkpoint.error("has no lm_head.weight; only heads with an output layer of their own are trained")
+    else:
+        head, layers = read_eagle3(checkpoint, **sizes), stated_layers(checkpoint.config, config.num_hidden_layers)
     if head.embed_tokens is not None:
         raise checkpoint.error("has an embedding of its own, which can't be trained here")
-    return deepcopy(head).float(), stated_layers(checkpoint.config, config.num_hidden_layers)
-
-
-def _medusa_student(steps: int, model: PreTrainedModel, token_ids: Sequence[int]) -> MedusaStudent:
-    norm = getattr(model.base_model, "norm", None)
-    if not isinstance(norm, torch.nn.Module):
-        raise ConfigError(f"{type(model).__name__} has no final norm that Medusa heads could read after")
-    output_layer: Any = model.get_output_embeddings()
-    rows = output_layer.weight.detach()[torch.tensor(token_ids)].float()
-    vocabulary = StudentVocabulary.of_heads(token_ids, model.config.get_text_config(decoder=True).vocab_size)
-    return MedusaStudent(MedusaHeads(steps, 1, rows.shape[1]), norm, rows, vocabulary)
-
-
-def _eagle3_student(steps: int, model: PreTrainedModel, head: Eagle3Head, token_ids: Sequence[int]) -> Eagle3Student:
-    embedding: Any = model.get_input_embeddings()
-    weight = embedding.weight.detach()
-    return Eagle3Student(head, weight, StudentVocabulary.of_heads(token_ids, len(weight)), steps=steps)
+    return deepcopy(head).float(), layers
 
 
 def _choose_layers(options: HeadsOptions, model: PreTrainedModel) -> tuple[int, ...]:
-    """Return after how many layers hidden states are read: as configured, or after about a quarter, a half and all."""
+    """Return after how many layers hidden states are read: as configured, or the usual parts of all."""
     count: int = model.config.get_text_config(decoder=True).num_hidden_layers
-    layers = options.layers or (max(round(0.27 * count), 1), max(round(0.6 * count), 1), count)
+    parts = _DFLASH_PARTS if options.kind == "dflash" else _USUAL_PARTS
+    layers = options.layers or tuple(sorted({max(round(part * count), 1) for part in parts}))
+    given = f"--layers {','.join(map(str, layers))}"
     if options.kind == "eagle3" and len(layers) != 3:
-        raise ConfigError(f"--layers {','.join(map(str, layers))}: an EAGLE-3 head reads the states after three layers")
-    if layers[-1] != count or min(layers) < 0:
-        raise ConfigError(f"--layers {','.join(map(str, layers))}: the last has to be {count}, all of the target's")
-    return tuple(layers)
+        raise ConfigError(f"{given}: an EAGLE-3 head reads the states after three layers")
+    if min(layers) < 0 or max(layers) > count:
+        raise ConfigError(f"{given}: the target has {count} layers")
+    if options.kind != "dflash" and layers[-1] != count:
+        raise ConfigError(f"{given}: the last has to be {count}, all of the target's")
+    return layers

@@ -19,6 +19,7 @@ from engine.model.runner import Runner
 from tests.support.heads import STATES, new_eagle3
 from tests.support.models import tiny_model
 from tests.training.distillation.chats import TOKENS, KilledError, killing, make_chats, make_model
+from training.dflash_student import DFlashShape, DFlashStudent, start_dflash
 from training.distillation.lessons import Lessons, Student, StudentVocabulary
 from training.distillation.loop import DistillationOptions, distil
 from training.distillation.rates import held_out_rates
@@ -38,7 +39,7 @@ class MadeUp:
     chat: Chat
 
     def read(self) -> Tensor:
-        tokens = torch.tensor([*self.chat.prompt, *self.chat.tokens])
+        tokens = torch.tensor([*self.chat.prompt, *self.chat.tokens][:-1])
         table = torch.randn(TOKENS, 3 * SIZE, generator=torch.Generator().manual_seed(4))
         return table[tokens].bfloat16()
 
@@ -62,9 +63,16 @@ def medusa_student() -> MedusaStudent:
     return MedusaStudent(MedusaHeads(3, 1, SIZE), nn.Identity(), rows, VOCABULARY)
 
 
+def dflash_student() -> DFlashStudent:
+    shape = DFlashShape(layers=2, block_size=4, states=3, mask_token_id=0)
+    embedding = MODEL.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    return DFlashStudent(start_dflash(MODEL, IDS, shape, seed=0), embedding.detach(), VOCABULARY)
+
+
 OPTIONS = DistillationOptions(epochs=4, learning_rate=2e-2, device="cpu", bfloat16=False, save_every_s=0.0)
-RATES = {eagle3_student: 2e-2, medusa_student: 0.4}
-KINDS = pytest.mark.parametrize("new", [eagle3_student, medusa_student])
+RATES = {eagle3_student: 2e-2, medusa_student: 0.4, dflash_student: 4e-2}
+KINDS = pytest.mark.parametrize("new", list(RATES))
 
 
 def train(student: Student, folder: Path, *, killed_after: int | None = None, **more: Any) -> dict[str, torch.Tensor]:
@@ -81,7 +89,7 @@ def shortened(chat: Chat, length: int) -> Chat:
     )
 
 
-@KINDS
+@pytest.mark.parametrize("new", [eagle3_student, medusa_student])
 def test_drafts_start_after_an_answers_first_token_and_end_with_it(new: Callable[[], Student]) -> None:
     student = new()
     batch = lessons().batch([0, 1])
@@ -129,6 +137,27 @@ def test_heads_learn_what_their_target_writes(new: Callable[[], Student], tmp_pa
         assert late.agreement > early.agreement + 0.3
         assert late.shared_noise[1] > early.shared_noise[1] + 0.1
         assert late.shared_noise == sorted(late.shared_noise, reverse=True)
+
+
+@torch.no_grad()
+def test_blocks_of_a_batch_are_those_of_each_text_alone() -> None:
+    """Up to its anchor: a block sees nothing that is not there yet when it is drafted."""
+    student = dflash_student()
+    chats = make_chats(24)
+    batch = lessons(chats).batch([0, 1, 5])
+    answers = [(chats[index], place) for index in (0, 1, 5) for place in range(len(chats[index].tokens))]
+    drafts = list(student.drafts(student.module, batch, 8))
+    assert len(drafts) == 3
+    assert len(drafts[0][0]) == -(-sum(place > 0 for _, place in answers) // 3)
+    for step, (starts, logits) in enumerate(drafts):
+        for start, drafted in zip(starts.tolist(), logits, strict=True):
+            chat, place = answers[start]
+            assert 0 < place < len(chat.tokens) - step
+            anchor = len(chat.prompt) + place - 1
+            token = torch.tensor([[[*chat.prompt, *chat.tokens][anchor]]])
+            embeddings = MODEL.get_input_embeddings()(student.head.blocks(token))
+            alone = student.head(MadeUp(chat).read()[None, :anchor].float(), embeddings, torch.tensor([[anchor]]))
+            torch.testing.assert_close(drafted, student.head.logits(alone[0, 0, 1 + step]))
 
 
 def test_heads_without_a_token_can_not_draft_it() -> None:

@@ -38,17 +38,19 @@ def test_an_output_that_is_there_is_kept(tmp_path: Path) -> None:
 def test_only_a_head_can_be_trained_further(tmp_path: Path) -> None:
     options = ["--output", str(tmp_path / "heads"), "--from", str(tmp_path)]
     assert "can't load '/nowhere'" in failure("heads", TARGET, "--kind", "eagle3", *options[:3], "/nowhere")
-    assert "only EAGLE-3 heads" in failure("heads", TARGET, "--kind", "medusa", *options)
+    assert "Medusa heads can't be trained further" in failure("heads", TARGET, "--kind", "medusa", *options)
     assert "--layers" in failure("heads", TARGET, "--kind", "eagle3", "--layers", "1,2,4", *options)
     assert "--vocabulary" in failure("heads", TARGET, "--kind", "eagle3", "--vocabulary", "64", *options)
+    assert "--steps" in failure("heads", TARGET, "--kind", "dflash", "--steps", "4", *options)
+    assert "--head-layers" in failure("heads", TARGET, "--kind", "dflash", "--head-layers", "1", *options)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_both_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Path) -> None:
+def test_all_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Path) -> None:
     target, work = tmp_path / "target", tmp_path / "work"
     write_target(target)
-    kinds: tuple[HeadsKind, ...] = ("eagle3", "medusa")
+    kinds: tuple[HeadsKind, ...] = ("eagle3", "medusa", "dflash")
     for kind in kinds:
         output = tmp_path / kind
         run(command(target, kind, output, work=work))
@@ -58,14 +60,15 @@ def test_both_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Pat
         assert (output / "report.md").read_text().splitlines()[0].endswith(f" for {target}")
         spec = ModelSpec(name="target", path=str(target), device="cpu", threads=1, slots=2, max_length=64)
         _, _, heads = load_with_heads(spec, HeadsSpec(name="heads", path=str(output), kind=kind, min_acceptance=0.0))
-        assert (heads.kind, heads.length) == (kind, 8 if kind == "eagle3" else 3)
-    assert len(list((work / "features").iterdir())) == 1
-    again = tmp_path / "again"
-    arguments = command(target, "eagle3", again, work=work)
-    vocabulary = arguments.index("--vocabulary")
-    run([*arguments[:vocabulary], *arguments[vocabulary + 2 :], "--from", str(tmp_path / "eagle3")])
-    before, after = (json.loads((folder / "report.json").read_text()) for folder in (tmp_path / "eagle3", again))
-    assert before["after"][0]["agreement"] == pytest.approx(after["before"][0]["agreement"], abs=0.02)
+        assert (heads.kind, heads.length) == (kind, {"eagle3": 8, "medusa": 3, "dflash": 5}[kind])
+    assert len(list((work / "features").iterdir())) == 2
+    for kind in ("eagle3", "dflash"):
+        again = tmp_path / f"{kind}-again"
+        arguments = command(target, kind, again, work=work)
+        vocabulary = arguments.index("--vocabulary")
+        run([*arguments[:vocabulary], *arguments[vocabulary + 2 :], "--from", str(tmp_path / kind)])
+        before, after = (json.loads((folder / "report.json").read_text()) for folder in (tmp_path / kind, again))
+        assert before["after"][0]["agreement"] == pytest.approx(after["before"][0]["agreement"], abs=0.02)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ class FeatureSlice(Protocol):
     """What a teacher computed along a chat."""
 
     def read(self) -> Tensor:
-        """Return a row for each of the chat's tokens that are not cut off, [T, F]."""
+        """Return a row for each of the chat's tokens but the last of those that are not cut off, [T - 1, F]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +169,7 @@ class Lessons:
         known, drafted = self._vocabulary.find(ids)
         features = None
         if self._features is not None:
-            features = pad_sequence([self._features[index].read()[:-1] for index in indices], batch_first=True)
+            features = pad_sequence([self._features[index].read() for index in indices], batch_first=True)
         return Batch(
             tokens=self._vocabulary.read(pad_sequence(rows, batch_first=True)),
             counted=pad_sequence(counted, batch_first=True),

@@ -33,6 +33,7 @@ class DistillationOptions:
     minutes: float | None = None  # the most, whatever the epochs
     save_every_s: float = 120.0
     report_every_s: float = 15.0
+    measure_every_s: float = 600.0
     device: str = "auto"
     bfloat16: bool = True  # autocast
 
@@ -88,8 +89,11 @@ def distil(
     folder: Path,
     *,
     report: Callable[[str], None],
+    measure: Callable[[], str] | None = None,
 ) -> None:
     """Train the student's module, float32, until the epochs or the minutes are over. Without epochs it stays as it is.
+
+    measure: says how good the student is, every now and then.
 
     Checkpoints go to `folder`. A run that was killed goes on after the newest; with epochs alone, on a CPU, it computes
     the same weights to the bit.
@@ -104,7 +108,7 @@ def distil(
         raise ConfigError("there are no texts to train on")
     trainer = _Trainer(student, options, folder)
     progress, sums = trainer.progress, _Sums()
-    saved_s = time.monotonic()
+    saved_s = measured_s = time.monotonic()
     began_s = saved_s - progress.elapsed_s
     while (share := _share(progress, len(schedule), options.minutes)) < 1.0:
         batch = lessons.batch(schedule[progress.step]).to(trainer.accelerator.device)
@@ -118,6 +122,10 @@ def distil(
         if now_s - saved_s >= options.save_every_s:
             trainer.save()
             saved_s = now_s
+        if measure is not None and now_s - measured_s >= options.measure_every_s:
+            report(measure())
+            student.module.train()
+            measured_s = time.monotonic()
     trainer.save()
     if sums.positions:
         report(sums.line(progress, len(schedule), 1.0))

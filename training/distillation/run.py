@@ -23,12 +23,14 @@ from training.distillation.lessons import FeatureSlice, Lessons, Student
 from training.distillation.loop import DistillationOptions, distil
 from training.distillation.rates import LONGEST_DRAFT, Rates, held_out_rates
 from training.files import whole_folder
-from training.texts import Report, TargetOptions, TextOptions, fitted, load_target_tokenizer, write_missing
+from training.text_stage import write_missing
+from training.texts import Report, TargetOptions, TextOptions, fitted, load_target_tokenizer
 
 _DRAFT_LENGTHS = range(1, LONGEST_DRAFT + 1)
 _GAMMAS = [f"γ = {length}" for length in _DRAFT_LENGTHS]
 _TIMED_LENGTH = 256  # tokens of the cache while steps are timed
 _PARAMS = SamplingParams(max_tokens=1)
+_MEASURED_TEXTS = 64  # in the course of a training
 _KINDS = {"shared_noise": "shared noise", "rejection": "rejection"}
 
 
@@ -47,7 +49,7 @@ class RunOptions:
     def settings(self) -> dict[str, object]:
         """Return the settings that the weights depend on, by name."""
         distillation = asdict(self.distillation)
-        for name in ("save_every_s", "report_every_s", "device"):
+        for name in ("save_every_s", "report_every_s", "measure_every_s", "device"):
             del distillation[name]
         named = {"target": self.target.path, "longest": self.target.longest}
         return named | distillation | {"tokens_per_step": self.tokens_per_step, "seed": self.seed}
@@ -107,8 +109,8 @@ class Made:
 class StudentRun:
     """The target's texts, and the stages that follow from them."""
 
-    def __init__(self, options: RunOptions, *, report: Report) -> None:
-        """Let the target write what the work folder lacks.
+    def __init__(self, options: RunOptions, *, layers: Sequence[int] = (), report: Report) -> None:
+        """Let the target write what the work folder lacks. layers: as in `write_missing`.
 
         Raises:
             ConfigError: the target or its tokenizer can't be loaded, the output is not an empty folder, the work folder
@@ -119,8 +121,8 @@ class StudentRun:
             torch.set_num_threads(options.target.threads)
         self.tokenizer = load_target_tokenizer(options.target.path)
         self.options = replace(options, target=fitted(options.target))
-        self.training, self._held_out = write_missing(
-            self.options.target, options.texts, options.work, self.tokenizer, report=report
+        self.texts = write_missing(
+            self.options.target, options.texts, options.work, self.tokenizer, layers=layers, report=report
         )
         self._report = report
 
@@ -128,32 +130,47 @@ class StudentRun:
         """Return a folder that differs where the weights of the start or of a step would. contents: of the start."""
         options = self.options
         fixed = replace(options, distillation=replace(options.distillation, epochs=0, minutes=None))
-        name = hashlib.sha256(repr((fixed.settings(), own_settings, len(self.training))).encode())
+        name = hashlib.sha256(repr((fixed.settings(), own_settings, len(self.texts.training))).encode())
         for content in contents:
             name.update(content)
         return options.work / "runs" / name.hexdigest()[:12]
 
-    def distil(self, student: Student, folder: Path, features: Sequence[FeatureSlice] | None = None) -> None:
-        """Train a student. features: of each chat to train on, if it reads any."""
+    def distil(
+        self,
+        student: Student,
+        folder: Path,
+        features: Sequence[FeatureSlice] | None = None,
+        held_out_features: Sequence[FeatureSlice] | None = None,
+    ) -> None:
+        """Train a student. features, held_out_features: of each chat, if it reads any."""
         options = self.options
         lessons = Lessons(
-            self.training,
+            self.texts.training,
             student.vocabulary,
             tokens=options.tokens_per_step,
             longest=options.target.longest,
             seed=options.seed,
             features=features,
         )
-        distil(student, lessons, options.distillation, folder / "checkpoints", report=self._report)
+        distil(
+            student,
+            lessons,
+            options.distillation,
+            folder / "checkpoints",
+            report=self._report,
+            measure=lambda: _line(self.rates(student, held_out_features, most=_MEASURED_TEXTS)),
+        )
 
-    def rates(self, student: Student, features: Sequence[FeatureSlice] | None = None) -> list[Rates]:
-        """Measure a student on the texts that are held out. features: of each, if it reads any."""
+    def rates(
+        self, student: Student, features: Sequence[FeatureSlice] | None = None, *, most: int | None = None
+    ) -> list[Rates]:
+        """Measure a student on the texts that are held out. features: of each, if it reads any. most: of the texts."""
         return held_out_rates(
             student,
-            self._held_out,
+            self.texts.held_out[:most],
             tokens=self.options.tokens_per_step,
             longest=self.options.target.longest,
-            features=features,
+            features=None if features is None else features[:most],
             bfloat16=features is not None and self.options.distillation.bfloat16,
         )
 
@@ -170,9 +187,9 @@ class StudentRun:
                 start=made.start,
                 parameters=made.parameters,
                 settings={**options.settings(), **made.settings},
-                texts=len(self.training),
-                tokens=sum(len(chat.tokens) for chat in self.training),
-                held_out_texts=len(self._held_out),
+                texts=len(self.texts.training),
+                tokens=sum(len(chat.tokens) for chat in self.texts.training),
+                held_out_texts=len(self.texts.held_out),
                 before=made.before,
                 after=self.rates(made.student, features),
                 steps=made.time_steps(unfinished),
@@ -257,6 +274,15 @@ class StudentReport:
             SpeculationLimits(length, times.target_s[0], times.target_s[length], times.drafter_s, tokens)
             for length, tokens in enumerate(rates.lengths[kind], start=1)
         ]
+
+
+def _line(rates: Sequence[Rates]) -> str:
+    """Say how many tokens a step of the target commits, and the rates of a draft's first, second, … token."""
+    parts = (
+        f"T = {each.temperature:g}: {each.lengths['shared_noise'][-1]:.3f} ({' '.join(_numbers(each.shared_noise, 3))})"
+        for each in rates
+    )
+    return f"held out, tokens a step  {'  '.join(parts)}"
 
 
 def _numbers(values: Sequence[float], digits: int = 2) -> list[str]:

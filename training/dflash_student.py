@@ -1,0 +1,178 @@
+"""A DFlash head as a student: where it starts from, and how it drafts from many anchors of many texts at once.
+
+Chen et al., arXiv 2602.06036: blocks at random anchors of a text; a block's later tokens count less.
+B rows, T tokens, N answer tokens, A anchors of a row, C of a batch, S tokens of a block, W tokens that can be drafted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW, Muon, Optimizer
+from transformers import PreTrainedModel, Qwen3Config
+
+from engine.heads.dflash import DFlashConfig, DFlashHead
+from engine.heads.dflash_layout import stored_dflash
+from training.distillation.lessons import Batch, StudentVocabulary
+from training.files import write_checkpoint
+
+_SPACING = 3  # answer tokens for each anchor: more anchors of a text teach little more than fewer
+_HEAD_DIM = 64
+_STD = 0.02
+_BETAS, _DECAY = (0.9, 0.95), 0.01
+_OTHER_RATE = 0.15  # of AdamW, in parts of the learning rate, which is Muon's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashShape:
+    """The size of a new head."""
+
+    layers: int
+    block_size: int  # tokens of a block, its anchor included
+    states: int  # of the target's that it reads
+    mask_token_id: int  # stands for the tokens to be drafted
+
+
+class DFlashStudent:
+    """A `Student` whose module reads several of the target's hidden states, and its embedding."""
+
+    def __init__(self, head: DFlashHead, embedding: Tensor, vocabulary: StudentVocabulary) -> None:
+        """embedding: [V, H] the target's."""
+        head.config.layers._attn_implementation = "sdpa"
+        self.head = head
+        self.module: nn.Module = _Blocks(head, embedding)
+        self.vocabulary = vocabulary
+
+    def steps(self, share: float) -> int:
+        return self.head.config.length
+
+    def optimizers(self, learning_rate: float) -> list[Optimizer]:
+        inside: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in self.head.named_parameters():
+            (inside if parameter.ndim == 2 and not name.startswith("lm_head") else others).append(parameter)
+        other_rate = _OTHER_RATE * learning_rate
+        return [
+            Muon(inside, lr=learning_rate, weight_decay=_DECAY, adjust_lr_fn="match_rms_adamw"),
+            AdamW(others, lr=other_rate, betas=_BETAS, weight_decay=_DECAY, fused=True),
+        ]
+
+    def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Drafts start at some of the places; which, follows from the batch. None starts with an answer's first token.
+
+        An anchor is the token before a draft's first, whose own hidden states are not there yet.
+        """
+        starts = _choose(batch, spacing=_SPACING)  # [C]
+        if not len(starts):
+            return
+        rows, anchors = batch.counted.nonzero()[starts].unbind(1)
+        counts = torch.bincount(rows, minlength=len(batch.tokens))
+        columns = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        placed = anchors.new_zeros(len(counts), int(counts.max()))
+        placed[rows, columns] = anchors
+        chosen = [torch.isin(starts, batch.starts(step)) for step in range(min(steps, self.head.config.length))]
+        logits = module(batch.features, batch.tokens, placed, (rows, columns), chosen)
+        yield from zip([starts[each] for each in chosen], logits, strict=True)
+
+
+def _choose(batch: Batch, *, spacing: int) -> Tensor:
+    """Return which answer tokens drafts start with, ascending, one of `spacing`, [C] int64."""
+    eligible = (~batch.first).nonzero()[:, 0]
+    generator = torch.Generator().manual_seed(int(batch.tokens.sum()))
+    order = torch.randperm(len(eligible), generator=generator)[: -(-len(eligible) // spacing)]
+    return eligible[order.sort().values.to(eligible.device)]
+
+
+class _Blocks(nn.Module):
+    """The head with its target's embedding, from hidden states to logits."""
+
+    embedding: Tensor  # [V, H]
+
+    def __init__(self, head: DFlashHead, embedding: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("embedding", embedding, persistent=False)
+
+    def forward(
+        self, features: Tensor, tokens: Tensor, anchors: Tensor, cells: tuple[Tensor, Tensor], chosen: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Return each step's logits, [n, W], of the blocks that are chosen for it.
+
+        features: [B, T, F]. tokens: [B, T]. anchors: [B, A] their positions. cells: the C that count, as rows and
+        columns of `anchors`. chosen: for each step which of them, [C] bool.
+        """
+        dtype = self.head.fc.weight.dtype
+        blocks = self.head.blocks(tokens.gather(1, anchors))
+        embeddings = functional.embedding(blocks, self.embedding).to(dtype)
+        hidden = self.head(features.to(dtype), embeddings, anchors)[cells]  # [C, S, H]
+        first = 0 if self.head.config.anchor_drafts else 1
+        return [self.head.logits(hidden[each, step]) for step, each in enumerate(chosen, start=first)]
+
+
+def start_dflash(target: PreTrainedModel, token_ids: Sequence[int], shape: DFlashShape, *, seed: int) -> DFlashHead:
+    """Return a head, float32, that begins with the MLPs of the target's last layers, its final norm and output rows.
+
+    token_ids: that it can draft, ascending.
+    """
+    config = target.config.get_text_config(decoder=True)
+    size: int = config.hidden_size
+    head_dim = _HEAD_DIM if size % _HEAD_DIM == 0 else size // config.num_attention_heads
+    rope: dict[str, object] = getattr(config, "rope_parameters", None) or {}
+    layers = Qwen3Config(
+        vocab_size=config.vocab_size,
+        hidden_size=size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=size // head_dim,
+        num_key_value_heads=size // head_dim,
+        head_dim=head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
+    )
+    head = DFlashHead(
+        DFlashConfig(
+            layers=layers,
+            feature_size=shape.states * size,
+            outputs=len(token_ids),
+            block_size=shape.block_size,
+            mask_token_id=shape.mask_token_id,
+        )
+    )
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.tensor(token_ids)
+    output_layer: Any = target.get_output_embeddings()
+    assert head.lm_head is not None
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, _STD, generator=generator)
+        _copy_parts(head, target)
+        head.lm_head.weight.copy_(output_layer.weight[ids])
+    head.d2t.copy_(ids - torch.arange(len(ids)))
+    return head
+
+
+def _copy_parts(head: DFlashHead, target: PreTrainedModel) -> None:
+    """Copy the MLPs of the target's last layers with their norms, and the final norm, where they have the same size."""
+    state = target.state_dict()
+    prefix = next(name for name in state if ".layers." in name).partition(".layers.")[0]
+    before = target.config.get_text_config(decoder=True).num_hidden_layers - len(head.layers)
+    for name, parameter in head.named_parameters():
+        kind, _, rest = name.partition(".")
+        if kind == "norm" or ".mlp." in name or ".post_attention_layernorm." in name:
+            index, _, part = rest.partition(".")
+            source = state.get(
+                f"{prefix}.{name}" if kind == "norm" else f"{prefix}.layers.{int(index) + before}.{part}"
+            )
+            if source is not None and source.shape == parameter.shape:
+                parameter.copy_(source)
+
+
+def save_dflash(head: DFlashHead, layers: Sequence[int], target: str, folder: Path) -> None:
+    """Write a head, bfloat16, in the format of speculators. layers: after how many it reads the target's states."""
+    write_checkpoint(*stored_dflash(head, layers, target), folder)
