@@ -160,6 +160,8 @@ class TargetInbox:
             self._admit_beams(peer, message, message.beams)
             return
         message = self._take_over(peer, message)
+        if not self._runner.has_tokens(message.prediction):  # a tokenizer may have more than its model
+            message = replace(message, prediction=[])
         most = self._runner.max_draft
         if max(message.draft_length, message.longest_draft) > most:
             lengths = min(message.draft_length, most), min(message.longest_draft, most)

@@ -29,8 +29,10 @@ from actors.verifier.proposers import AttachedDrafters, Proposer, TextLookup
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.link import Link
 from actors.wire.messages import Report
+from decoding.drafts.corpus import Corpus
 from decoding.drafts.verification import Verdict
 from decoding.grammars.structure import MaskThread
+from decoding.kernels.matches import can_index
 from decoding.sampling.penalties import TextTables
 from engine.model.cuda import StepTimer
 from engine.model.ragged_batch import RowInput, with_adapter
@@ -49,10 +51,8 @@ class Target:
         self._runner = runner
         self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
-        self._drafters, self._lookup = (
-            AttachedDrafters(self._rows, self._mailbox),
-            TextLookup(self._rows, options.corpus),
-        )
+        self._drafters = AttachedDrafters(self._rows, self._mailbox)
+        self._lookup = TextLookup(self._rows, _corpus(options, runner))
         self._colocated_drafter = (
             None if options.colocated is None else ColocatedDrafter(options.colocated, runner.has_tokens, options)
         )
@@ -312,3 +312,7 @@ class Target:
             proposer.remove(row)
         if not len(self._rows):
             self._texts.clear()
+
+
+def _corpus(options: LoopOptions, runner: Runner) -> Corpus | None:
+    return None if options.corpus is None or not can_index() else Corpus(options.corpus, runner.has_tokens)

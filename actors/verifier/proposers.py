@@ -17,7 +17,6 @@ from decoding.drafts.corpus import Corpus, CorpusLookup
 from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.lookup import Lookup, MatchCalibration
 from decoding.drafts.ngram import NgramLookup
-from decoding.drafts.options import CorpusOptions
 from decoding.drafts.prediction import PredictionLookup
 from decoding.drafts.verification import Verdict
 from decoding.kernels.matches import can_index
@@ -89,10 +88,9 @@ class TextLookup(Proposer):
 
     name: ProposerName = "ngram"
 
-    def __init__(self, rows: TargetRows, corpus: CorpusOptions | None = None) -> None:
-        self._rows = rows
+    def __init__(self, rows: TargetRows, corpus: Corpus | None = None) -> None:
+        self._rows, self.corpus = rows, corpus
         self._calibrations: defaultdict[ProposerName, MatchCalibration] = defaultdict(MatchCalibration)
-        self.corpus = None if corpus is None or not can_index() else Corpus(corpus)
 
     def make(self, admit: Admit) -> list[Lookup]:
         """Return the look-ups that a request wants; those in a prediction or in the corpus may draft more.
@@ -116,7 +114,6 @@ class TextLookup(Proposer):
         return lookups
 
     def remember(self, text: Remember) -> None:
-        """Add a text to the corpus, if there is one."""
         if self.corpus is not None:
             self.corpus.add(text.tokens, text.cache_salt)
 

@@ -1,14 +1,19 @@
 """Drafts copied from what was written before: the prompts and answers of other requests."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Lock
 
+from decoding.drafts.corpus_file import CorpusFile
 from decoding.drafts.draft import ProposerName
 from decoding.drafts.lookup import Copy, Lookup, MatchCalibration
 from decoding.drafts.options import CorpusOptions
 from decoding.kernels.matches import NODE_BYTES, Match, MatchIndex
 
+_log = logging.getLogger(__name__)
+_TOKEN_BYTES = 4  # on disk
 _DEPTH = 32  # tokens that are compared
 _LEAST = 3  # tokens of a match; shorter ones are chance among so many texts
 _SLICE = 64  # tokens that are indexed at once, in a tenth of a millisecond
@@ -19,12 +24,19 @@ _MOST_SALTS = 65_536  # that are told apart; more begin anew
 class Corpus:
     """Texts of one model's tokens. Those with different salts never see each other. A thread of its own adds them."""
 
-    def __init__(self, options: CorpusOptions) -> None:
+    def __init__(
+        self, options: CorpusOptions, has_tokens: Callable[[Sequence[int]], bool] = lambda tokens: True
+    ) -> None:
+        """has_tokens: whether the model has all of some tokens; other texts are left out."""
+        self._has_tokens = has_tokens
+        self._file: CorpusFile | None = None
         self._index = MatchIndex(options.tokens, _DEPTH)
         self._owners: dict[str, int] = {}
         self._next_owner = 1
         self._lock = Lock()  # held for a slice or a look-up
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="corpus")
+        if options.path is not None:
+            self._worker.submit(self._open, Path(options.path), _TOKEN_BYTES * options.tokens)
 
     @property
     def tokens(self) -> int:
@@ -36,7 +48,8 @@ class Corpus:
 
     def add(self, tokens: Sequence[int], salt: str) -> None:
         """Add a text, soon. How it begins is left out where another text began so."""
-        self._worker.submit(self._add, tokens, salt)
+        if self._has_tokens(tokens):
+            self._worker.submit(self._add, tokens, salt)
 
     def find(self, tokens: Sequence[int], salt: str, count: int) -> Match:
         """Find the end of a text of that salt, and at most so many tokens that followed."""
@@ -48,6 +61,17 @@ class Corpus:
         """Return once all texts are in the index."""
         self._worker.submit(int).result()
 
+    def _open(self, folder: Path, most_bytes: int) -> None:
+        """Read the texts of an earlier replica, and keep the next ones."""
+        try:
+            file = CorpusFile(folder, most_bytes)
+            for salt, text in file.read():
+                if self._has_tokens(text):
+                    self._add(text, salt)
+            self._file = file
+        except OSError as error:
+            _log.warning("the texts of the corpus can't be kept in %s: %s", folder, error)
+
     def _add(self, tokens: Sequence[int], salt: str) -> None:
         owner = self._owner(salt)
         new = max(self._known(tokens, salt) - _DEPTH, 0)
@@ -56,6 +80,12 @@ class Corpus:
                 self._index.add(tokens[start : start + _SLICE], owner)
         with self._lock:
             self._index.end_text(owner)
+        if self._file is not None and new < len(tokens) - _DEPTH:
+            try:
+                self._file.append(salt, tokens[new:])
+            except OSError as error:
+                _log.warning("a text of the corpus can't be kept: %s", error)
+                self._file = None
 
     def _owner(self, salt: str) -> int:
         with self._lock:

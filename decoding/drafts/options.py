@@ -15,3 +15,4 @@ class CorpusOptions:
     """Options of a corpus. tokens: the most that it holds; the oldest are forgotten."""
 
     tokens: int
+    path: str | None = None  # a folder, in which replicas keep their texts

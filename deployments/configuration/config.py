@@ -68,7 +68,7 @@ class ServerConfig(StrictModel):
 
     def corpus_of(self, target: str) -> CorpusOptions | None:
         named = [endpoint.corpus for endpoint in self.endpoints.values() if endpoint.target == target]
-        return next((CorpusOptions(corpus.max_tokens) for corpus in named if corpus is not None), None)
+        return next((CorpusOptions(corpus.max_tokens, corpus.path) for corpus in named if corpus is not None), None)
 
     def heads_of(self, target: str) -> HeadsSpec | None:
         named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)
@@ -145,13 +145,15 @@ def _parsed(kind: type[_Part], data: object) -> _Part | None:
 
 
 def _check_endpoint(name: str, endpoint: EndpointConfig, folder: Path, mistakes: Mistakes) -> None:
-    """Note what is wrong with an endpoint by itself, and anchor the path of its heads."""
+    """Note what is wrong with an endpoint by itself, and anchor the paths of its heads and its corpus."""
     with mistakes.noted():
         check_name("endpoints", name)
     try:
         SamplingParams(max_tokens=MAX_LENGTH, **endpoint.defaults.arguments())
     except InvalidRequestError as error:
         mistakes.note(f"endpoints.{name}.defaults.{error}")
+    if endpoint.corpus is not None and endpoint.corpus.path is not None:
+        endpoint.corpus.path = str(folder / endpoint.corpus.path)
     if endpoint.heads is not None and endpoint.heads.path is not None:
         with mistakes.noted():
             endpoint.heads.path = anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")

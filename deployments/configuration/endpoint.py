@@ -91,6 +91,11 @@ class NgramConfig(StrictModel):
 class CorpusConfig(StrictModel):
     """Drafts copied from the prompts and answers of earlier requests."""
 
+    path: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="A folder, relative to the configuration's own folder, where replicas keep these texts for later "
+        "ones; null: nowhere.",
+    )
     max_tokens: int = Field(
         1_000_000,
         ge=1024,

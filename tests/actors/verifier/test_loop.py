@@ -30,6 +30,7 @@ from actors.wire.messages import (
     LeaderLost,
     Message,
     Offer,
+    Remember,
     ResendRequest,
     Token,
     TokenSource,
@@ -515,3 +516,16 @@ def test_an_idle_target_keeps_no_table_of_penalised_texts(monkeypatch: pytest.Mo
     gc.collect()
     assert tables
     assert [table() for table in tables] == [None] * len(tables)
+
+
+def test_a_prediction_with_tokens_that_the_model_lacks_is_left_out() -> None:
+    """A tokenizer may have more; running them would end all other requests."""
+    stage = Stage()
+    text = stage.text()
+    for prediction in ([*text[4:], VOCAB], [-1, *text[4:]]):
+        commits = stage.send(
+            Admit(1, PROMPT, 4, GREEDY, 4, drafter=False, prediction=prediction, longest_draft=32),
+            Remember([VOCAB, -5]),
+        )
+        assert committed(commits) == text[4:]
+        assert not any(commit.drafted for commit in commits if isinstance(commit, Commit))

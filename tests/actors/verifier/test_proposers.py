@@ -11,7 +11,8 @@ from actors.loops.row import RowKey
 from actors.verifier import proposers
 from actors.verifier.proposers import Proposer, ProposerChoice, TextLookup
 from actors.verifier.rows import TargetRows, Verification
-from actors.wire.messages import Admit, Remember
+from actors.wire.messages import Admit
+from decoding.drafts.corpus import Corpus
 from decoding.drafts.draft import ProposerName, Proposers
 from decoding.drafts.options import CorpusOptions
 from decoding.drafts.verification import Verdict
@@ -200,15 +201,15 @@ def test_what_did_not_pay_is_tried_again() -> None:
 
 def test_rejection_sampling_and_salts_never_see_other_answers() -> None:
     """Other answers may have the same seed, or be secret."""
-    lookup = TextLookup(TargetRows(PageTables(slots=2, capacity=64)), CorpusOptions(1000))
+    lookup = TextLookup(TargetRows(PageTables(slots=2, capacity=64)), Corpus(CorpusOptions(1000)))
 
     def drafts(params: SamplingParams, *, salt: str = "", corpus: bool = True) -> list[int]:
         admit = Admit(1, [1], 1, params, 2, drafter=False, corpus=corpus, longest_draft=3, cache_salt=salt)
         return [token for made in lookup.make(admit) for token in made.propose([9, 1, 2, 3]).tokens]
 
     sampled = SamplingParams(max_tokens=8)
-    lookup.remember(Remember([1, 2, 3, 4, 5, 6, 7]))
     assert lookup.corpus is not None
+    lookup.corpus.add([1, 2, 3, 4, 5, 6, 7], "")
     lookup.corpus.wait()
     assert drafts(sampled) == [4, 5, 6]
     assert drafts(SamplingParams(max_tokens=8, verification="rejection")) == []

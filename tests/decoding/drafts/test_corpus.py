@@ -1,6 +1,7 @@
 """Drafts from earlier texts: which they are, who sees them, and how much memory they take."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,60 @@ def test_a_conversation_that_grows_is_kept_once(length: int) -> None:
     assert corpus.tokens <= len(TEXT) + 2 * 33 + 3
     for end in (300, 600, 999):
         assert draft(corpus, TEXT[:end]) == TEXT[end : end + 4]
+
+
+def test_the_next_replica_begins_with_the_texts_of_the_last(tmp_path: Path) -> None:
+    """Also after a crash while one was written. Two replicas at a time have files of their own."""
+    options = CorpusOptions(10_000, str(tmp_path / "texts"))
+    first, second = Corpus(options), Corpus(options)
+    for corpus, salt in ((first, "a"), (second, "b")):
+        corpus.wait()
+        corpus.add(TEXT[:600], salt)
+        corpus.add(TEXT, salt)
+        corpus.wait()
+    size = (tmp_path / "texts" / "0.texts").stat().st_size
+    assert size < 4 * (len(TEXT) + 40)
+    assert (tmp_path / "texts" / "0.texts").stat().st_mode & 0o777 == 0o600
+    del first, corpus
+    with (tmp_path / "texts" / "0.texts").open("ab") as file:
+        file.write(b"\x05\x00\x00\x00\x92")
+    for _ in range(2):
+        third = Corpus(options)
+        third.wait()
+        assert draft(third, TEXT[:900], salt="a") == TEXT[900:904]
+        assert draft(third, TEXT[:900], salt="b") == []
+        assert (tmp_path / "texts" / "0.texts").stat().st_size == size
+        del third
+    assert draft(second, TEXT[:900], salt="b") == TEXT[900:904]
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
+    corpus = Corpus(CorpusOptions(1024, str(tmp_path)))
+    texts = [[RNG.randrange(50_000) for _ in range(300)] for _ in range(20)]
+    for text in texts:
+        corpus.add(text, "")
+    corpus.wait()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * 4 * 1024
+    assert len(list(tmp_path.iterdir())) == 2
+    del corpus
+    again = Corpus(CorpusOptions(1024, str(tmp_path)))
+    again.wait()
+    assert [bool(draft(again, text[:100])) for text in texts[-3:]] == [True] * 3
+
+
+def test_tokens_that_the_model_lacks_are_left_out() -> None:
+    corpus = Corpus(CorpusOptions(1024), lambda tokens: max(tokens) < 500)
+    corpus.add([*TEXT[:99], 500], "")
+    corpus.wait()
+    assert corpus.tokens == 0
+
+
+def test_a_folder_that_cannot_be_written_costs_only_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    corpus = Corpus(CorpusOptions(1024, "/proc/no"))
+    corpus.add(TEXT, "")
+    corpus.wait()
+    assert draft(corpus, TEXT[:500]) == TEXT[500:504]
+    assert "can't be kept in /proc/no" in caplog.text
 
 
 def test_nothing_is_drafted_from_nothing() -> None:
