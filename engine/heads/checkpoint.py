@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoding.errors import ConfigError
 from engine.heads.spec import HeadsSpec
@@ -104,6 +104,16 @@ def heads_folder(spec: HeadsSpec, *choices: Sequence[str]) -> Path:
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise ConfigError(f"{spec.name}.path: can't load {spec.path!r}: {error}") from error
     return folder
+
+
+def is_same(weight: Tensor, layer: nn.Module | None) -> bool:
+    """Whether a layer of the target has the same weight."""
+    shared: Any = getattr(layer, "weight", None)
+    return (
+        isinstance(shared, Tensor)
+        and shared.shape == weight.shape
+        and torch.equal(weight.to(shared.dtype), shared.detach().to(weight.device))
+    )
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -16,11 +16,11 @@ from decoding.drafts.choices import RANKS
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.heads.chain_proposer import ChainProposer, graph_count
-from engine.heads.checkpoint import HeadsCheckpoint, read_checkpoint
+from engine.heads.checkpoint import HeadsCheckpoint, is_same, read_checkpoint
 from engine.heads.dflash import DFlashHead
 from engine.heads.dflash_layout import layer_ids, read_dflash
 from engine.heads.dflash_proposer import DFlashProposer
-from engine.heads.eagle3 import read_eagle3, stated_layers
+from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
 from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
 from engine.heads.pard import PardModel, PardProposer, read_pard
@@ -180,6 +180,7 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
         raise ConfigError(f"{spec.name}.tree: static trees are for medusa heads; remove the key")
     head = read_eagle3(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     layers = _read_layers(spec, stated_layers(checkpoint.config, config.num_hidden_layers))
+    _share_embedding(head, model)
     _place(head, model)
     return LoadedHeads(spec, head, layers, head.column_numbers, graph_count, partial(_make_chain, head))
 
@@ -192,10 +193,19 @@ def _load_dflash(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
     head = read_dflash(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     if head.has_two_sided_windows:
         raise checkpoint.error("has sliding layers whose blocks see both ways, which can't run over pages")
+    if head.lm_head is not None and is_same(head.lm_head.weight, model.get_output_embeddings()):
+        head.lm_head = None
+    _share_embedding(head, model)
     _place(head, model)
     head.join_context()
     numbers = head.column_numbers
     return LoadedHeads(spec, head, layers, numbers, lambda slots, max_query: 0, partial(_make_dflash, head))
+
+
+def _share_embedding(head: Eagle3Head | DFlashHead, model: PreTrainedModel) -> None:
+    """Drop a head's embedding if it is a copy of the target's, as many files have."""
+    if head.embed_tokens is not None and is_same(head.embed_tokens.weight, model.get_input_embeddings()):
+        head.embed_tokens = None
 
 
 def _read_layers(spec: HeadsSpec, stated: Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from decoding.errors import ConfigError
-from engine.heads.checkpoint import heads_folder
+from engine.heads.checkpoint import heads_folder, is_same
 from engine.heads.mtp_layout import (
     BLOCK_SCALES,
     EMBEDDING,
@@ -142,7 +142,7 @@ def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:
         block_size = _block_of(folder)
         weights = {part: _plain(each, block_size) for part, each in _read(layout, stored, layers).items()}
         for part, shared in ((EMBEDDING, target.get_input_embeddings()), (OUTPUT, target.get_output_embeddings())):
-            if part in weights and _is_same(weights[part]["weight"], shared):
+            if part in weights and is_same(weights[part]["weight"], shared):
                 del weights[part]
         block = _load_block(spec, target, weights)
         return MtpHead(layout, block, weights, int(config.vocab_size))
@@ -241,16 +241,6 @@ def _one_layer(config: PretrainedConfig, *, sparse: bool) -> PretrainedConfig:
 def _filled(module: _Module, weights: Mapping[str, Tensor]) -> _Module:
     module.load_state_dict(dict(weights), assign=True)
     return module
-
-
-def _is_same(weight: Tensor, layer: nn.Module | None) -> bool:
-    """Whether a layer of the target has the same weight."""
-    shared: Any = getattr(layer, "weight", None)
-    return (
-        isinstance(shared, Tensor)
-        and shared.shape == weight.shape
-        and torch.equal(weight.to(shared.dtype), shared.detach().to(weight.device))
-    )
 
 
 def _error(spec: HeadsSpec, problem: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,7 @@ def dflash(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_dflash(head: DFlashHead, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
     tensors, config = stored_dflash(head, STATES, "target")
     (folder / "config.json").write_text(json.dumps(config))
     return save(folder, tensors)
@@ -81,6 +83,18 @@ def test_a_dflash_head_on_the_right_layers_is_taken(dflash: Path) -> None:
     assert (proposer.kind, proposer.length, proposer.chained) == ("dflash", 4, False)
     with pytest.raises(ConfigError, match=r"read after \[0, 1, 2\] layers.*with `layers: \[1, 2, 3\]` they are \d+%"):
         load(spec(dflash, "dflash", layers=(0, 1, 2), min_acceptance=0.8))
+
+
+def test_copies_of_the_targets_layers_are_dropped(tmp_path: Path) -> None:
+    head = new_dflash(TARGET, own_embedding=True)
+    assert head.embed_tokens is not None
+    assert head.lm_head is not None
+    own = load_heads(spec(save_dflash(head, tmp_path / "own"), "dflash"), TARGET).module
+    target: Any = TARGET
+    head.embed_tokens.weight.data = target.get_input_embeddings().weight.data.clone()
+    head.lm_head.weight.data = target.get_output_embeddings().weight.data.clone()
+    shared = load_heads(spec(save_dflash(head, tmp_path / "shared"), "dflash"), TARGET).module
+    assert {"embed_tokens.weight", "lm_head.weight"} == own.state_dict().keys() - shared.state_dict().keys()
 
 
 def test_sliding_layers_that_see_both_ways_are_refused(tmp_path: Path) -> None:
