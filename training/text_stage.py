@@ -91,9 +91,9 @@ def write_texts(
     written: chats, in any order; their numbers follow those in the shards.
     states_to: the folder of their hidden states, if these are kept. states: how many of each token.
     """
-    for place in (folder, states_to):
-        if place is not None:
-            place.mkdir(parents=True, exist_ok=True)
+    for path in (folder, states_to):
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
     shards = shard_files(folder)
     total = sum(map(count_tokens, shards))
     waiting: dict[int, Written] = {}
