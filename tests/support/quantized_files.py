@@ -8,20 +8,22 @@ from typing import Any, NamedTuple, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 GROUP = 32
+_LARGEST_FLOAT8 = 448.0
 _FILE = "model.safetensors"
 _PLAIN = "embed_tokens", "lm_head", ".gate."  # parts of names; the last is a router's
 Parts = dict[str, Tensor]
 
 
 class Kind(NamedTuple):
-    """A format: its settings in config.json, and what makes a random matrix [out, in] and its tensors."""
+    """A format: its settings in config.json, and what rounds a matrix [out, in], and makes its tensors."""
 
     name: str
     settings: Mapping[str, Any]
-    make: Callable[[int, int, torch.Generator], tuple[Tensor, Parts]]
+    make: Callable[[Tensor], tuple[Tensor, Parts]]
 
 
 def packed(codes: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
@@ -36,14 +38,14 @@ def packed(codes: Tensor, bits: int, places: tuple[int, ...] | None = None) -> T
 def gptq(bits: int, *, symmetric: bool, version: int = 1, ordered: bool = True) -> Kind:
     """AutoGPTQ's and GPTQModel's layout. ordered: groups are neighbours."""
 
-    def make(rows: int, size: int, generator: torch.Generator) -> tuple[Tensor, Parts]:
-        codes = torch.randint(1 << bits, (rows, size), generator=generator)
-        zeros = torch.randint(1, 1 << bits, (rows, size // GROUP), generator=generator)
-        zeros = zeros.new_full(zeros.shape, 1 << bits - 1) if symmetric else zeros
-        scales = _scales(rows, size // GROUP, bits, generator)
+    def make(original: Tensor) -> tuple[Tensor, Parts]:
+        size = original.shape[1]
         members = torch.arange(size) // GROUP
         if not ordered:
             members = members[torch.randperm(size, generator=torch.Generator().manual_seed(size))]
+        order = members.argsort(stable=True)
+        codes, scales, zeros = _rounded(original[:, order], bits, GROUP, symmetric=symmetric, least_zero=1)
+        codes = codes[:, order.argsort()]
         weight = scales.float()[:, members] * (codes - zeros[:, members])
         stored = zeros - 1 if version == 1 else zeros
         return weight, {
@@ -61,10 +63,8 @@ def gptq(bits: int, *, symmetric: bool, version: int = 1, ordered: bool = True) 
 def awq() -> Kind:
     """AutoAWQ's layout for its GEMM kernel."""
 
-    def make(rows: int, size: int, generator: torch.Generator) -> tuple[Tensor, Parts]:
-        codes = torch.randint(16, (rows, size), generator=generator)
-        zeros = torch.randint(16, (rows, size // GROUP), generator=generator)
-        scales = _scales(rows, size // GROUP, 4, generator)
+    def make(original: Tensor) -> tuple[Tensor, Parts]:
+        codes, scales, zeros = _rounded(original, 4, GROUP, symmetric=False)
         weight = scales.float().repeat_interleave(GROUP, 1) * (codes - zeros.repeat_interleave(GROUP, 1))
         places = 0, 4, 1, 5, 2, 6, 3, 7
         return weight, {
@@ -79,12 +79,10 @@ def awq() -> Kind:
 def packed_by_compressed_tensors(bits: int, *, symmetric: bool, group: int | None = GROUP) -> Kind:
     """The pack-quantized layout of compressed-tensors. group: None: a scale for each output."""
 
-    def make(rows: int, size: int, generator: torch.Generator) -> tuple[Tensor, Parts]:
+    def make(original: Tensor) -> tuple[Tensor, Parts]:
+        rows, size = original.shape
         width = group or size
-        codes = torch.randint(1 << bits, (rows, size), generator=generator)
-        zeros = torch.randint(1 << bits, (rows, size // width), generator=generator)
-        zeros = zeros.new_full(zeros.shape, 1 << bits - 1) if symmetric else zeros
-        scales = _scales(rows, size // width, bits, generator).bfloat16()
+        codes, scales, zeros = _rounded(original, bits, width, symmetric=symmetric, dtype=torch.bfloat16)
         weight = scales.float().repeat_interleave(width, 1) * (codes - zeros.repeat_interleave(width, 1))
         parts = {
             "weight_packed": packed(codes, bits),
@@ -99,9 +97,10 @@ def packed_by_compressed_tensors(bits: int, *, symmetric: bool, group: int | Non
 def integers(*, per_output: bool) -> Kind:
     """The int-quantized layout of compressed-tensors."""
 
-    def make(rows: int, size: int, generator: torch.Generator) -> tuple[Tensor, Parts]:
-        codes = torch.randint(-128, 128, (rows, size), generator=generator)
-        scales = _scales(rows if per_output else 1, 1, 8, generator)
+    def make(original: Tensor) -> tuple[Tensor, Parts]:
+        rows = original if per_output else original.flatten()[None]
+        unsigned, scales, _ = _rounded(rows, 8, rows.shape[1], symmetric=True)
+        codes = unsigned.view(original.shape) - 128
         stored = scales if per_output else scales[0]
         return scales.float() * codes, {"weight": codes.to(torch.int8), "weight_scale": stored}
 
@@ -111,11 +110,14 @@ def integers(*, per_output: bool) -> Kind:
 def float8(*, block: int | None, compressed: bool = False) -> Kind:
     """Weights of type float8_e4m3fn. block: that shares a scale, in both dimensions; None: an output does."""
 
-    def make(rows: int, size: int, generator: torch.Generator) -> tuple[Tensor, Parts]:
-        numbers = (torch.randn(rows, size, generator=generator) * 100).to(torch.float8_e4m3fn)
-        shape = (rows, 1) if block is None else (-(-rows // block), -(-size // block))
-        scales = (torch.rand(shape, generator=generator) + 0.5) / 1000
-        wide = scales.repeat_interleave(block or 1, 0)[:rows].repeat_interleave(block or size, 1)[:, :size]
+    def make(original: Tensor) -> tuple[Tensor, Parts]:
+        rows, size = original.shape
+        height, width = (1, size) if block is None else (block, block)
+        padded = pad(original, (0, -size % width, 0, -rows % height))
+        tiles = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))  # [.., height, .., width]
+        scales = tiles.abs().amax(dim=(1, 3)) / _LARGEST_FLOAT8
+        wide = scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :size]
+        numbers = (original / wide).to(torch.float8_e4m3fn)
         suffix = "weight_scale" if compressed or block is None else "weight_scale_inv"
         return wide * numbers.float(), {"weight": numbers, suffix: scales, "input_scale": torch.ones(1)}
 
@@ -132,8 +134,23 @@ def _compressed(layout: str, bits: int, kind: str, **options: Any) -> dict[str, 
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
-def _scales(rows: int, groups: int, bits: int, generator: torch.Generator) -> Tensor:
-    return ((torch.rand(rows, groups, generator=generator) + 0.5) * 0.4 / (1 << bits)).half()
+def _rounded(
+    weight: Tensor, bits: int, width: int, *, symmetric: bool, least_zero: int = 0, dtype: torch.dtype = torch.float16
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes [out, in], scales and zeros [out, groups]. Weights are about scale · (code − zero).
+
+    weight: [out, in]. width: of a group. symmetric: zeros are the middle code.
+    """
+    groups = weight.float().unflatten(1, (-1, width))
+    least, most = groups.amin(dim=-1).clamp(max=-1e-6), groups.amax(dim=-1).clamp(min=1e-6)
+    if symmetric:
+        scales = (torch.maximum(-least, most) / ((1 << bits - 1) - 0.5)).to(dtype)
+        zeros = torch.full(scales.shape, 1 << bits - 1)
+    else:
+        scales = ((most - least) / ((1 << bits) - 1)).to(dtype)
+        zeros = (-least / scales.float()).round().long().clamp(least_zero, (1 << bits) - 1)
+    codes = (groups / scales.float()[..., None]).round().long() + zeros[..., None]
+    return codes.clamp(0, (1 << bits) - 1).flatten(1), scales, zeros
 
 
 KINDS = (
@@ -158,21 +175,29 @@ KINDS = (
 def save_quantized(config: PretrainedConfig, kind: Kind, folder: Path) -> PreTrainedModel:
     """Save a random model with quantised projections, and return it with the same weights as plain numbers."""
     torch.manual_seed(0)
-    plain = folder / "plain"
     loader: Any = AutoModelForCausalLM
-    unquantised = loader.from_config(config, dtype=torch.float32)
-    unquantised.save_pretrained(plain)
-    generator = torch.Generator().manual_seed(1)
+    model = loader.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.1)
+    return save_rounded(model, kind, folder)
+
+
+def save_rounded(model: PreTrainedModel, kind: Kind, folder: Path) -> PreTrainedModel:
+    """Save a model with quantised projections, and return it with the same weights as plain numbers."""
+    plain = folder / "plain"
+    model.save_pretrained(plain)
     weights = load_file(plain / _FILE)
     tensors = dict(weights)
     for name, weight in weights.items():
         if weight.dim() == 2 and name.endswith(".weight") and not any(part in name for part in _PLAIN):
-            weights[name], parts = kind.make(len(weight), weight.shape[1], generator)
+            weights[name], parts = kind.make(weight.float())
             del tensors[name]
             tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
     save_file(weights, plain / _FILE, metadata={"format": "pt"})
     save_file(tensors, folder / _FILE, metadata={"format": "pt"})
     settings = json.loads((plain / "config.json").read_text()) | {"quantization_config": dict(kind.settings)}
     (folder / "config.json").write_text(json.dumps(settings))
-    model = loader.from_pretrained(plain, dtype=torch.float32)
-    return cast(PreTrainedModel, model.eval())
+    loader: Any = AutoModelForCausalLM
+    return cast(PreTrainedModel, loader.from_pretrained(plain, dtype=torch.float32).eval())
