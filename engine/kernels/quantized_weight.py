@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from decoding.errors import ConfigError
 
-PARTS = "weight", "scales", "offsets", "order"  # names of its tensors in modules and files
+PARTS = "weight", "scales", "offsets", "order", "table"  # names of its tensors in modules and files
 GROUP = 32  # inputs that share a scale where weights are rounded here
 _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales to try, relative to the one that fits the largest weight
 
@@ -27,6 +28,7 @@ class QuantizedWeight:
     offsets: Tensor | None  # [out, groups], like scales; None: zeros
     bits: int  # 4 or 8
     order: Tensor | None = None  # [in] int64: the input of each column; None: column i is for input i
+    table: Tensor | None = None  # [16] float32: the numbers that codes of 4 bits stand for, without offsets
     floats: bool = False  # codes are numbers of type float8_e4m3fn, and there are no offsets
     rounds_inputs: bool = False  # products on a CPU round each group of inputs to 8 bits, with a scale per row
 
@@ -43,7 +45,12 @@ class QuantizedWeight:
     @property
     def zero(self) -> int:
         """The code that stands for 0, or for the offset."""
-        return 0 if self.floats or self.offsets is not None else 1 << self.bits - 1
+        return 1 << self.bits - 1 if self.has_integers and self.offsets is None else 0
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether codes are integers, and no other numbers."""
+        return not self.floats and self.table is None
 
     @property
     def unpacked_codes(self) -> Tensor:
@@ -55,6 +62,7 @@ class QuantizedWeight:
     def dequantized(self) -> Tensor:
         """Return the numbers in float32."""
         codes = self.codes.view(torch.float8_e4m3fn) if self.floats else self.unpacked_codes
+        codes = codes if self.table is None else self.table[codes.int()]
         grouped: Tensor = (codes.to(torch.float32) - self.zero).unflatten(-1, (-1, self.group))
         weights: Tensor = grouped * self.scales.float()[..., None]
         if self.offsets is not None:
@@ -64,7 +72,7 @@ class QuantizedWeight:
 
     def parts(self) -> dict[str, Tensor]:
         """Return the tensors that it has, by `PARTS`."""
-        tensors = self.codes, self.scales, self.offsets, self.order
+        tensors = self.codes, self.scales, self.offsets, self.order, self.table
         return {name: tensor for name, tensor in zip(PARTS, tensors, strict=True) if tensor is not None}
 
     def can_join(self, other: "QuantizedWeight") -> bool:
@@ -73,9 +81,7 @@ class QuantizedWeight:
             (weight.bits, weight.floats, weight.shape[-1], weight.group, weight.scales.dtype, weight.offsets is None)
             for weight in (self, other)
         )
-        if self.order is None or other.order is None:
-            return own == others and self.order is other.order
-        return own == others and torch.equal(self.order, other.order)
+        return own == others and _are_equal(self.order, other.order) and _are_equal(self.table, other.table)
 
     def rows(self, rows: Tensor) -> "QuantizedWeight":
         """Return a matrix of some rows, or one for each expert. rows: [N] int64."""
@@ -112,12 +118,18 @@ class QuantizedWeight:
         return replace(self, codes=change(self.codes), scales=change(self.scales), offsets=offsets)
 
 
-def weight_of(
-    parts: tuple[Tensor, Tensor, Tensor | None, Tensor | None], bits: int, *, floats: bool
-) -> QuantizedWeight:
-    """Return the weight that has these tensors, by `PARTS`."""
-    codes, scales, offsets, order = parts
-    return QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=bits, order=order, floats=floats)
+def weight_of(parts: Sequence[Any], bits: int, *, floats: bool) -> QuantizedWeight:
+    """Return the weight that has these tensors, in the order of `PARTS`."""
+    codes, scales, offsets, order, table = parts
+    return QuantizedWeight(
+        codes=codes, scales=scales, offsets=offsets, bits=bits, order=order, table=table, floats=floats
+    )
+
+
+def _are_equal(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left is right or torch.equal(left, right)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

@@ -39,9 +39,11 @@ def fixed_order_experts(x: Tensor, chosen: Tensor, weight: QuantizedWeight, bias
         _multiply_experts[(triton.cdiv(features, _FEATURES) * tiles.shape[1],)](
             *(x.contiguous(), chosen.argsort(stable=True), tiles, weight.codes, weight.scales),
             weight.scales if weight.offsets is None else weight.offsets,
+            weight.scales if weight.table is None else weight.table,
             *(weight.scales if bias is None else bias, output),
             *(tiles.shape[1], count // len(x), features, inputs),
             BITS=weight.bits,
+            HAS_TABLE=weight.table is not None,
             FLOATS=weight.floats,
             ZERO=weight.zero,
             GROUP=weight.group,
@@ -76,6 +78,7 @@ def _multiply_experts(
     codes: tl.tensor,  # [experts, features, inputs · BITS / 8]
     scales: tl.tensor,  # [experts, features, inputs / GROUP]
     offsets: tl.tensor,  # the same
+    table: tl.tensor,  # [16]
     bias: tl.tensor,  # [experts, features]
     output: tl.tensor,  # [count, features]
     tiles: tl.tensor,
@@ -83,6 +86,7 @@ def _multiply_experts(
     features: tl.tensor,
     inputs: tl.tensor,
     BITS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
     FLOATS: tl.constexpr,
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
@@ -107,7 +111,7 @@ def _multiply_experts(
         total = tl.zeros([FEATURES, ROWS], tl.float32)
         for start in range(0, inputs, INPUTS):
             packed = tl.load(code_bytes + start * BITS // 8)
-            w = code_numbers(packed, BITS, FLOATS, ZERO, FEATURES, INPUTS).to(x.dtype.element_ty)
+            w = code_numbers(packed, table, HAS_TABLE, BITS, FLOATS, ZERO, FEATURES, INPUTS).to(x.dtype.element_ty)
             v = tl.load(vectors + start, mask=exists[None, :], other=0.0)
             group = column * groups + start // GROUP
             total += tl.load(scales + group).to(tl.float32)[:, None] * tl.dot(w, v, input_precision="ieee")

@@ -41,9 +41,11 @@ def fixed_order_quantized_linear(
             _multiply_codes[(blocks,)](
                 *(flat, weight.codes, weight.scales),
                 weight.scales if weight.offsets is None else weight.offsets,
+                weight.scales if weight.table is None else weight.table,
                 *(weight.scales if bias is None else bias, output),
                 *(tokens, features, inputs, flat.stride(0)),
                 BITS=weight.bits,
+                HAS_TABLE=weight.table is not None,
                 FLOATS=weight.floats,
                 ZERO=weight.zero,
                 GROUP=weight.group,
@@ -61,13 +63,15 @@ def fixed_order_quantized_linear(
 @triton.jit
 def code_numbers(
     packed: tl.tensor,
+    table: tl.tensor,
+    HAS_TABLE: tl.constexpr,
     BITS: tl.constexpr,
     FLOATS: tl.constexpr,
     ZERO: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
 ) -> tl.tensor:
-    """Return the numbers that codes stand for, without scales, [FEATURES, INPUTS]. packed: uint8."""
+    """Return the numbers that codes stand for, without scales, [FEATURES, INPUTS]. packed: uint8; table: [16]."""
     if BITS == 4:
         packed = tl.reshape(tl.join(packed & 15, packed >> 4), [FEATURES, INPUTS])
     if FLOATS:  # of type float8_e4m3fn; those without a leading one get it, and lose it again
@@ -76,6 +80,8 @@ def code_numbers(
         shifted = (size + tl.where(small, 121 << 23, 120 << 23)).to(tl.float32, bitcast=True)
         numbers = shifted - tl.where(small, 0.015625, 0.0)
         numbers = tl.where(packed < 128, numbers, -numbers)
+    elif HAS_TABLE:
+        numbers = tl.load(table + packed.to(tl.int32))
     else:
         numbers = (packed.to(tl.int32) - ZERO).to(tl.float32)
     return numbers
@@ -87,6 +93,7 @@ def _multiply_codes(
     codes: tl.tensor,  # [features, inputs · BITS / 8]
     scales: tl.tensor,  # [features, inputs / GROUP]
     offsets: tl.tensor,  # the same
+    table: tl.tensor,  # [16]
     bias: tl.tensor,  # [features]
     output: tl.tensor,  # [tokens, features]
     tokens: tl.tensor,
@@ -94,6 +101,7 @@ def _multiply_codes(
     inputs: tl.tensor,
     x_stride: tl.tensor,  # between tokens
     BITS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
     FLOATS: tl.constexpr,
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
@@ -116,7 +124,7 @@ def _multiply_codes(
     total = tl.zeros([FEATURES, TOKENS], tl.float32)
     for start in range(0, inputs, INPUTS):
         packed = tl.load(code_bytes + start * BITS // 8)
-        w = code_numbers(packed, BITS, FLOATS, ZERO, FEATURES, INPUTS).to(x.dtype.element_ty)
+        w = code_numbers(packed, table, HAS_TABLE, BITS, FLOATS, ZERO, FEATURES, INPUTS).to(x.dtype.element_ty)
         v = tl.load(vectors + start, mask=exists, other=0.0)
         group = row * groups + start // GROUP
         total += tl.load(scales + group).to(tl.float32)[:, None] * tl.dot(w, v, input_precision="ieee")

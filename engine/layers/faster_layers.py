@@ -96,7 +96,7 @@ def _weights(layer: nn.Module) -> list[QuantizedWeight]:
 
 
 def _computes_integers(weight: QuantizedWeight) -> bool:
-    return not weight.floats and quantized_kernel(weight) is not None
+    return weight.has_integers and quantized_kernel(weight) is not None
 
 
 def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True, lora: LoraLayers | None = None) -> None:

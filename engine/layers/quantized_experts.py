@@ -87,9 +87,8 @@ class QuantizedExperts(nn.Module):
     def quantized(self, name: str) -> QuantizedWeight:
         """Return the weight [E, out, in] of a matrix."""
         bits, floats = self._kinds[name]
-        codes, scales, offsets, order = (getattr(self, part_name(name, part)) for part in PARTS)
-        weight = weight_of((codes, scales, offsets, order), bits, floats=floats)
-        return replace(weight, rounds_inputs=self.rounds_inputs and not floats)
+        weight = weight_of([getattr(self, part_name(name, part)) for part in PARTS], bits, floats=floats)
+        return replace(weight, rounds_inputs=self.rounds_inputs and weight.has_integers)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states: [T, H]; top_k_index: [T, K] int64; top_k_weights: [T, K]; returns [T, H]."""
@@ -167,7 +166,7 @@ class NativeExpertProduct(nn.Module):
         super().__init__()
         biases = [None] * len(weight.codes) if bias is None else bias
         layers = [NativeQuantizedLinear(weight.expert(index), bias) for index, bias in enumerate(biases)]
-        self.constants, self.order = layers[0].constants, weight.order
+        self.constants, self.order, self.table = layers[0].constants, weight.order, weight.table
         self.codes = torch.stack([layer.codes for layer in layers])
         self.scales = torch.stack([layer.scales for layer in layers])
         offsets = [layer.offsets for layer in layers if layer.offsets is not None]
@@ -180,8 +179,8 @@ class NativeExpertProduct(nn.Module):
         if self.order is not None:
             x = x.index_select(-1, self.order)
         x = x if dtype in KINDS else x.float()
-        result = multiply_experts(x, chosen, self.codes, self.scales, self.offsets, self.bias, self.constants)
-        return result.to(dtype)
+        parts = self.codes, self.scales, self.offsets, self.table
+        return multiply_experts(x, chosen, parts, self.bias, self.constants).to(dtype)
 
 
 class FixedOrderExpertProduct(nn.Module):

@@ -30,6 +30,7 @@ class QuantizedModule(nn.Module):
     scales: Tensor
     offsets: Tensor | None
     order: Tensor | None
+    table: Tensor | None
     rounds_inputs = False  # as in `QuantizedWeight`
 
     def _hold(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
@@ -61,7 +62,7 @@ class QuantizedModule(nn.Module):
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
-        parts = self.codes, self.scales, self.offsets, self.order
+        parts = self.codes, self.scales, self.offsets, self.order, self.table
         return replace(weight_of(parts, self.bits, floats=self.floats), rounds_inputs=self.rounds_inputs)
 
 
@@ -127,7 +128,7 @@ class FixedOrderQuantizedLinear(nn.Module):
         """bias: [out]. out_dtype: of the result; None: the input's."""
         super().__init__()
         self.codes, self.scales, self.offsets = weight.codes, weight.scales, weight.offsets
-        self.order = weight.order
+        self.order, self.table = weight.order, weight.table
         self.bias = None if bias is None else bias.detach()
         self._bits, self._floats, self.out_dtype = weight.bits, weight.floats, out_dtype
         self.weight = self.scales.new_empty(0, dtype=torch.float32)  # models look at its dtype
@@ -135,7 +136,7 @@ class FixedOrderQuantizedLinear(nn.Module):
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
-        parts = self.codes, self.scales, self.offsets, self.order
+        parts = self.codes, self.scales, self.offsets, self.order, self.table
         return weight_of(parts, self._bits, floats=self._floats)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ class NativeQuantizedLinear(nn.Module):
         self.codes = _in_panels(_words(weight.codes, weight.bits), panel)
         self.scales = _in_panels(weight.scales, panel)
         self.offsets = None if weight.offsets is None else _in_panels(weight.offsets, panel)
-        self.order = weight.order
+        self.order, self.table = weight.order, weight.table
         self.bias = torch.zeros(columns) if bias is None else bias.detach().float().contiguous()
         self._out_dtype = out_dtype
 
@@ -181,7 +182,8 @@ class NativeQuantizedLinear(nn.Module):
         if x.dtype == torch.float16:  # it has no function of its own
             x = x.float()
         kind = torch.float32 if out_dtype == torch.float16 else out_dtype
-        return _multiply(x, self.codes, self.scales, self.offsets, self.bias, self.constants, kind).to(out_dtype)
+        parts = self.codes, self.scales, self.offsets, self.table
+        return _multiply(x, parts, self.bias, self.constants, kind).to(out_dtype)
 
 
 class NativeQuantizedEmbedding(nn.Module):
@@ -196,33 +198,27 @@ class NativeQuantizedEmbedding(nn.Module):
         """ids: [...] int64; returns [..., in]."""
         layer = self._layer
         kind = torch.float32 if self._dtype == torch.float16 else self._dtype
-        rows = _rows(ids, layer.codes, layer.scales, layer.offsets, layer.constants, kind).to(self._dtype)
+        parts = layer.codes, layer.scales, layer.offsets, layer.table
+        rows = _rows(ids, parts, layer.constants, kind).to(self._dtype)
         return rows if self._factor == 1.0 else rows * torch.tensor(self._factor, dtype=self._dtype)
 
 
-_Weight = "*codes *scales *offsets bits floats rounds_inputs zero group size scale_kind"
+_Parts = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # codes, scales and offsets in panels, and a table
+_Weight = "*codes *scales *offsets *table bits floats rounds_inputs zero group size scale_kind"
 _fields = f"{_Weight} *x *bias x_kind output_kind rows columns threads *output"
 _Multiplication, _ExpertsMultiplication = structure(_fields), structure(f"{_fields} *experts count each")
 _Rows = structure(f"{_Weight} *ids rows output_kind *output")
 
 
 @native_operator
-def _multiply(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    offsets: Tensor | None,
-    bias: Tensor,
-    constants: Sequence[int],
-    out_dtype: torch.dtype,
-) -> Tensor:
+def _multiply(x: Tensor, parts: _Parts, bias: Tensor, constants: Sequence[int], out_dtype: torch.dtype) -> Tensor:
     size = constants[-1]
     if x.dtype not in KINDS or x.shape[-1] != size:
         raise ValueError(f"inputs are {x.shape[-1]} features in {x.dtype}, not {size} in float32 or bfloat16")
     x = contiguous(x)
     output = empty(*x.shape[:-1], len(bias), dtype=out_dtype)
     arguments = _Multiplication(
-        *_weight(codes, scales, offsets, constants),
+        *_weight(parts, constants),
         *(x.data_ptr(), bias.data_ptr(), _NUMBERS.index(x.dtype), _NUMBERS.index(out_dtype)),
         *(x.shape[:-1].numel(), len(bias), torch.get_num_threads(), output.data_ptr()),
     )
@@ -231,15 +227,7 @@ def _multiply(
 
 
 @native_operator
-def multiply_experts(
-    x: Tensor,
-    chosen: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    offsets: Tensor | None,
-    bias: Tensor,
-    constants: Sequence[int],
-) -> Tensor:
+def multiply_experts(x: Tensor, chosen: Tensor, parts: _Parts, bias: Tensor, constants: Sequence[int]) -> Tensor:
     """Return products with the weights of experts, which have a dimension more than those of layers.
 
     x: [S / K, in], each row for K neighbours of the result; chosen: [S] int64, an expert each; returns [S, out].
@@ -249,7 +237,7 @@ def multiply_experts(
     rows, kind = len(chosen), _NUMBERS.index(x.dtype)
     output = empty(rows, columns, dtype=x.dtype)
     arguments = _ExpertsMultiplication(
-        *_weight(codes, scales, offsets, constants),
+        *_weight(parts, constants),
         *(x.data_ptr(), bias.data_ptr(), kind, kind, rows, columns, torch.get_num_threads(), output.data_ptr()),
         *(chosen.data_ptr(), count, rows // len(x)),
     )
@@ -258,24 +246,17 @@ def multiply_experts(
 
 
 @native_operator
-def _rows(
-    ids: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    offsets: Tensor | None,
-    constants: Sequence[int],
-    dtype: torch.dtype,
-) -> Tensor:
+def _rows(ids: Tensor, parts: _Parts, constants: Sequence[int], dtype: torch.dtype) -> Tensor:
     ids = contiguous(ids)
     output = empty(*ids.shape, constants[-1], dtype=dtype)
-    weight = _weight(codes, scales, offsets, constants)
+    weight = _weight(parts, constants)
     call("quantized_rows", _Rows(*weight, ids.data_ptr(), ids.numel(), _NUMBERS.index(dtype), output.data_ptr()))
     return output
 
 
-def _weight(codes: Tensor, scales: Tensor, offsets: Tensor | None, constants: Sequence[int]) -> tuple[int | None, ...]:
-    addresses = codes.data_ptr(), scales.data_ptr(), None if offsets is None else offsets.data_ptr()
-    return *addresses, *constants, _NUMBERS.index(scales.dtype)
+def _weight(parts: _Parts, constants: Sequence[int]) -> tuple[int | None, ...]:
+    addresses = (None if part is None else part.data_ptr() for part in parts)
+    return *addresses, *constants, _NUMBERS.index(parts[1].dtype)
 
 
 def _in_panels(rows: Tensor, panel: int) -> Tensor:

@@ -18,8 +18,8 @@ from engine.kernels.quantized_weight import QuantizedWeight, pack_codes
 Parts = Mapping[str, Any]  # what a module has in the files, by the last part of its name: slices of safetensors
 _WORD = 32  # bits
 _BITS = (4, 8)
-_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])  # twice the value of each code of MXFP4
-_POWERS = torch.tensor([2.0**exponent for exponent in range(-128, 128)])  # half the value of each scale of MXFP4
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])  # the numbers of MXFP4's codes …
+_POWERS = torch.tensor([2.0**exponent for exponent in range(-127, 128)] + [torch.nan])  # … and of its scales
 _AWQ_COLUMNS = 0, 4, 1, 5, 2, 6, 3, 7  # where in a word the next column's code is
 
 
@@ -205,17 +205,15 @@ def _mxfp4(settings: Mapping[str, Any]) -> Reader:
     def read(parts: Parts) -> StoredWeight | None:
         if "blocks" not in parts:
             return None
-        *rows, groups, octets = parts["blocks"].get_shape()
-        scales = torch.empty(*rows, groups, device="meta")
-        codes = torch.empty(*rows, groups * octets * 2, dtype=torch.uint8, device="meta")
+        codes = torch.empty(parts["blocks"].get_shape(), dtype=torch.uint8, device="meta").flatten(-2)
+        scales = torch.empty(parts["scales"].get_shape(), device="meta")
+        like = QuantizedWeight(codes=codes, scales=scales, offsets=None, bits=4, table=_E2M1)
 
         def weight() -> QuantizedWeight:
-            packed, exponents = parts["blocks"][...], parts["scales"][...]
-            twice = _E2M1[torch.stack([packed & 15, packed >> 4], dim=-1).long()].flatten(-3)
-            halves = _POWERS[exponents.int()]
-            return QuantizedWeight(codes=(twice + 128).to(torch.uint8), scales=halves, offsets=None, bits=8)
+            scales = _POWERS[parts["scales"][...].int()]
+            return replace(like, codes=parts["blocks"][...].flatten(-2), scales=scales, table=_E2M1.clone())
 
-        return StoredWeight(QuantizedWeight(codes=codes, scales=scales, offsets=None, bits=8), weight, is_turned=True)
+        return StoredWeight(like, weight, is_turned=True)
 
     return read
 

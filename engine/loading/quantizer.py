@@ -13,7 +13,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.kernels.quantized_weight import GROUP, PARTS, QuantizedWeight, rounded_to_nearest
+from engine.kernels.quantized_weight import GROUP, PARTS, QuantizedWeight, rounded_to_nearest, weight_of
 from engine.layers.latent import PROJECTION
 from engine.layers.linear import uncalled_layers
 from engine.layers.quantized_experts import QuantizedExperts, expert_matrices, part_name
@@ -246,10 +246,9 @@ def _stored(model: nn.Module, files: Sequence[str]) -> Iterator[tuple[str, Quant
     sizes |= {name: layer.weight.shape[1] for name, layer in model.named_modules() if can_be_quantized(layer)}
     for name in (name[: -len(_SCALES[0])] for name in tensors if name.endswith(_SCALES)):
         weight = f"{name}.weight" if f"{name}.weight" in tensors else name
-        codes, scales, offsets = (tensors.get(_part(weight, part)) for part in PARTS[:3])
-        if name in sizes and codes is not None and scales is not None:
-            bits = 8 * codes.shape[-1] // sizes[name]
-            yield name, QuantizedWeight(codes=codes, scales=scales, offsets=offsets, bits=bits)
+        parts = [tensors.get(_part(weight, part)) for part in PARTS]
+        if name in sizes and parts[0] is not None:
+            yield name, weight_of(parts, 8 * parts[0].shape[-1] // sizes[name], floats=False)
 
 
 def _replace_experts(model: PreTrainedModel, matrices: Mapping[str, QuantizedWeight]) -> list[QuantizedExperts]:

@@ -1,7 +1,7 @@
 """The texts of each format that weights are stored in or rounded to: 20 prompts, 64 tokens each."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.kernels.native import library
 from engine.layers.quantized_linear import QuantizedModule
 from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.quantization import Quantization
 from engine.loading.runners import load_runner
 from tests.support.gguf_files import interleave, write_gguf
 from tests.support.quantized_files import KINDS, save_rounded
@@ -32,7 +33,7 @@ PLAIN = Endpoint("plain", "target", None, 0, decode=str)
 LOOKED_UP = Endpoint("ngram", "target", None, 4, decode=str, ngram=NgramOptions())
 LAYOUTS = {kind.name: kind for kind in KINDS}
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # that the gguf package writes
-ROUNDED = ("int4", "int8")
+ROUNDED: Mapping[str, Quantization] = {"int4": "int4", "int8": "int8"}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def save(name: str, folder: Path) -> tuple[ModelSpec, PreTrainedModel]:
         write_gguf(folder / "m.gguf", original, "llama", interleave, {}, quantized=kinds)
         spec = replace(spec, path=str(folder / "m.gguf"))
         return spec, load_model(replace(spec, unpacked=True))  # by the gguf package
-    spec = replace(spec, path=ORIGINAL, quantization=name)
+    spec = replace(spec, path=ORIGINAL, quantization=ROUNDED[name])
     with torch.no_grad():
         for path, layer in load_model(spec).named_modules():
             if isinstance(layer, QuantizedModule):

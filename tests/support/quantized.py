@@ -17,6 +17,7 @@ class Layout(NamedTuple):
     offsets: bool
     scale_dtype: torch.dtype
     floats: bool = False
+    table: bool = False
 
 
 LAYOUTS = (
@@ -27,6 +28,7 @@ LAYOUTS = (
     Layout(4, 16, 65, 1040, False, torch.float32),
     Layout(8, 96, 33, 96, False, torch.float32),
     Layout(8, 64, 72, 256, False, torch.float32, floats=True),
+    Layout(4, 32, 50, 288, False, torch.float32, table=True),
 )
 
 
@@ -45,6 +47,7 @@ def random_weight(layout: Layout, *, device: str = "cpu") -> QuantizedWeight:
         scales=scales.to(device, layout.scale_dtype),
         offsets=offsets.to(device, layout.scale_dtype) if layout.offsets else None,
         bits=layout.bits,
+        table=torch.randn(16, generator=generator).bfloat16().float().to(device) if layout.table else None,
         floats=layout.floats,
     )
 

@@ -40,7 +40,7 @@ struct Floats {
     };
 
     template <int bits, int step>
-    static Weights<bits> weights(Bits words) {
+    static Weights<bits> weights(Bits words, const float*) {
         constexpr uint32_t mask = ((1u << bits) - 1) << (23 - bits), base = (127u + bits) << 23;
         return {(Vector)((moved<place<bits>(step), 23 - bits>(words) & mask) | base)};
     }
@@ -57,13 +57,35 @@ struct Numbers : Floats {
     static constexpr float shift = 0;
 
     template <int bits, int step>
-    static Weights<bits> weights(Bits words) {
+    static Weights<bits> weights(Bits words, const float*) {
         constexpr int begin = place<bits>(step);
         constexpr uint32_t one = 1u << 23, rebased = 120u << 23;  // of exponents
         const Bits size = moved<begin, 20>(words) & 0x07f00000u, sign = moved<begin + 7, 31>(words) & 0x80000000u;
         const Bits small = (Bits)(size < one);  // has no leading one: it is added and taken off again
         const Vector all = (Vector)(size + rebased + (small & one)) - (Vector)(small & (rebased + one));
         return {(Vector)((Bits)all | sign)};
+    }
+};
+
+// The same, with codes that choose from 16 numbers.
+struct Chosen : Floats {
+    template <int bits>
+    static constexpr float shift = 0;
+
+    template <int bits, int step>
+    static Weights<bits> weights(Bits words, const float* table) {
+        const Bits index = moved<place<bits>(step), 0>(words) & 15u;
+#if defined(__AVX512F__)
+        return {_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table))};
+#elif defined(__AVX2__)
+        const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)index);
+        const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)index);
+        return {_mm256_blendv_ps(low, high, (__m256)(index << 28))};
+#else
+        Weights<bits> result;
+        for (int64_t lane = 0; lane < lanes; ++lane) result.all[lane] = table[index[lane]];
+        return result;
+#endif
     }
 };
 
@@ -89,7 +111,7 @@ struct Pairs {
     };
 
     template <int bits, int step>
-    static Weights<bits> weights(Bits words) {
+    static Weights<bits> weights(Bits words, const float*) {
         constexpr uint32_t mask = 0x00780078u, from_16 = 0x41804180u, from_256 = 0x43804380u;
         Weights<bits> result = {(moved<step * bits, 3>(words) & mask) | from_16, {}};
         if constexpr (bits == 8) result.high = (moved<step * bits + 4, 3>(words) & mask) | from_256;
@@ -120,7 +142,7 @@ void linear_of_inputs(const QuantizedCall& call) {
     static thread_local std::vector<float> memory;
     const bool widens = std::is_same_v<T, BFloat16>
 #ifdef __AVX512BF16__
-                        && call.weight.floats
+                        && (call.weight.floats || call.weight.table)
 #endif
         ;
     const auto* x = static_cast<const T*>(call.x);
@@ -136,6 +158,7 @@ void linear_of_inputs(const QuantizedCall& call) {
     const float* inputs = wide;
     if constexpr (std::is_same_v<T, float>) inputs = x;
     if (call.weight.floats) return multiply_all<Numbers, 8>(call, inputs, totals);
+    if (call.weight.table) return multiply_all<Chosen, 4>(call, inputs, totals);
     if (widens || std::is_same_v<T, float>) return multiply_by<Floats>(call, inputs, totals);
     if constexpr (std::is_same_v<T, BFloat16>) {
 #ifdef __AVX512BF16__
@@ -160,7 +183,9 @@ extern "C" void quantized_rows(const RowsCall* call) {
             const uint32_t word = weight.codes[(index * (weight.size / in_word) + i / in_word) * panel + lane];
             const int64_t code = word >> (step % 2 * 16 + step / 2 * bits) & ((1 << bits) - 1);
             const float offset = weight.offsets ? number(weight.offsets, group) : 0.0f;
-            const float plain = weight.floats ? widen_number(code) : static_cast<float>(code - weight.zero);
+            const float plain = weight.floats  ? widen_number(code)
+                                : weight.table ? weight.table[code]
+                                               : static_cast<float>(code - weight.zero);
             const float value = std::fma(number(weight.scales, group), plain, offset);
             store_result(value, call->output, call->output_kind, row * weight.size + i);
         }

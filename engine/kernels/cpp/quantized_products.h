@@ -20,6 +20,7 @@ constexpr int64_t few = 1 << 14;       // numbers that one thread reads faster t
 struct QuantizedMatrix {
     const uint32_t* codes;
     const void *scales, *offsets;  // [panels, size / group, panel]; offsets: null if they are zero
+    const float* table;            // the 16 numbers that codes of 4 bits stand for; null if they are integers
     // floats: codes are numbers of type float8_e4m3fn. rounds_inputs: to 8 bits.
     int64_t bits, floats, rounds_inputs, zero, group, size;
     Number scale_kind;
@@ -89,6 +90,7 @@ struct Groups {
     Scales scales, offsets;
     int64_t count, words;  // words: of a group
     float zero;
+    const float* table;
 };
 
 // What a group's products begin with, so that weights may be larger than they should be by `shift`, what they come to, and
@@ -115,8 +117,8 @@ void multiply(const typename Kind::Input* __restrict__ x, int64_t stride,
             fetch_ahead(words);
             const Bits left_words = load_words(words), right_words = load_words(words + lanes);
             repeat<in_word / Kind::depth>([&](auto step) {
-                const auto left_weights = Kind::template weights<bits, step>(left_words);
-                const auto right_weights = Kind::template weights<bits, step>(right_words);
+                const auto left_weights = Kind::template weights<bits, step>(left_words, groups.table);
+                const auto right_weights = Kind::template weights<bits, step>(right_words, groups.table);
                 repeat<rows>([&](auto row) {
                     const typename Kind::Input* from = x + row * stride + step * Kind::depth;
                     Vector &to_left = left.template at<row>(), &to_right = right.template at<row>();
@@ -174,7 +176,8 @@ void multiply_all(const QuantizedCall& call, const typename Kind::Input* x, cons
         for (int64_t group = 0; group < all_groups; group += some_groups) {
             const int64_t begin = (index * all_groups + group) * panel;  // of the groups' scales
             const Groups groups = {weight.codes + begin * words, scales.from(begin), offsets.from(begin),
-                                   std::min(some_groups, all_groups - group), words, static_cast<float>(weight.zero)};
+                                   std::min(some_groups, all_groups - group), words, static_cast<float>(weight.zero),
+                                   weight.table};
             for (int64_t row = 0; row < count; row += block)
                 multiply_rows<Kind, bits>(std::min(block, count - row), x + (first + row) * size + group * weight.group,
                                           size, totals + (first + row) * all_groups + group, all_groups, groups,

@@ -66,7 +66,7 @@ struct Fours {
     };
 
     template <int bits, int step>
-    static Weights<bits> weights(Bits words) {
+    static Weights<bits> weights(Bits words, const float*) {
         constexpr uint32_t mask = 0x0f0f0f0fu;
         constexpr bool whole = bits == 8 && takes_bytes;
         Weights<bits> result = {whole ? words : words >> 4 * step & mask, {}};

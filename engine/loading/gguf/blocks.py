@@ -14,10 +14,12 @@ _Bytes = NDArray[Any]  # uint8
 _Floats = NDArray[Any]  # float16 or float32
 _Parts = tuple[_Bytes, _Floats, _Floats | None]  # codes [blocks, weights], scales and offsets [blocks, groups]
 
-_NONLINEAR = np.array(  # values of the codes of IQ4_NL and IQ4_XS
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
-)
-_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice E2M1's
+_NONLINEAR = -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+_TABLES = {  # the numbers of codes that are no integers
+    "IQ4_NL": _NONLINEAR,
+    "IQ4_XS": _NONLINEAR,
+    "MXFP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),  # twice E2M1's
+}
 
 
 def quantized_blocks(kind: str, data: _Bytes) -> QuantizedWeight:
@@ -33,6 +35,7 @@ def quantized_blocks(kind: str, data: _Bytes) -> QuantizedWeight:
         scales=_rows(scales, rows),
         offsets=None if offsets is None else _rows(offsets, rows),
         bits=bits,
+        table=torch.tensor(_TABLES[kind], dtype=torch.float32) if kind in _TABLES else None,
     )
 
 
@@ -80,12 +83,11 @@ def _q8_0(blocks: _Bytes) -> _Parts:
 
 
 def _iq4_nl(blocks: _Bytes) -> _Parts:
-    return (_NONLINEAR[_nibbles(blocks[:, 2:])] + 128).astype(np.uint8), _halves(blocks, 0), None
+    return _nibbles(blocks[:, 2:]), _halves(blocks, 0), None
 
 
 def _mxfp4(blocks: _Bytes) -> _Parts:
-    codes = (_MXFP4[_nibbles(blocks[:, 1:])] + 128).astype(np.uint8)
-    return codes, np.ldexp(np.float32(0.5), blocks[:, :1].astype(np.int32) - 127), None
+    return _nibbles(blocks[:, 1:]), np.ldexp(np.float32(0.5), blocks[:, :1].astype(np.int32) - 127), None
 
 
 def _scaled(halves: NDArray[np.float16], factors: NDArray[Any]) -> _Floats:
@@ -138,9 +140,9 @@ def _q6_k(blocks: _Bytes) -> _Parts:
 def _iq4_xs(blocks: _Bytes) -> _Parts:
     high = _bits(blocks[:, 2:4], 2).transpose(0, 2, 1).reshape(len(blocks), -1)
     low = _bits(blocks[:, 4:8], 4).transpose(0, 2, 1).reshape(len(blocks), -1)
-    codes = _NONLINEAR[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))] + 128
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 8, 16))
     factors = (low | high << 4).astype(np.int16) - 32
-    return codes.astype(np.uint8).reshape(len(blocks), -1), _scaled(_halves(blocks, 0), factors), None
+    return codes.reshape(len(blocks), -1), _scaled(_halves(blocks, 0), factors), None
 
 
 # By type: bits of a code in memory, bytes of a block, and the function that reads blocks.
@@ -155,7 +157,7 @@ BLOCKS: Mapping[str, tuple[int, int, Callable[[_Bytes], _Parts]]] = {
     "Q4_K": (4, 144, _q4_k),
     "Q5_K": (8, 176, _q5_k),
     "Q6_K": (8, 210, _q6_k),
-    "IQ4_NL": (8, 18, _iq4_nl),
-    "IQ4_XS": (8, 136, _iq4_xs),
-    "MXFP4": (8, 17, _mxfp4),
+    "IQ4_NL": (4, 18, _iq4_nl),
+    "IQ4_XS": (4, 136, _iq4_xs),
+    "MXFP4": (4, 17, _mxfp4),
 }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
 _SIZES = "stored_bytes.json"  # by the dtype of what isn't quantised
-_FORMAT = 9  # of the conversions; raised when they change
+_FORMAT = 10  # of the conversions; raised when they change
 _RECOMMENDED = {  # keys below general.sampling that a file may have: transformers' names
     "temp": "temperature",
     "top_k": "top_k",
@@ -53,9 +53,9 @@ _STORED_BITS = {
     "Q4_K": 6.0,
     "Q5_K": 10.0,
     "Q6_K": 10.0,
-    "IQ4_NL": 8.5,
-    "IQ4_XS": 9.0,
-    "MXFP4": 9.0,
+    "IQ4_NL": 4.5,
+    "IQ4_XS": 5.0,
+    "MXFP4": 5.0,
 }
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
