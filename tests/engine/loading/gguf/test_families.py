@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from decoding.errors import ConfigError
 from engine.layers.quantized_experts import QuantizedExperts, expert_matrices
-from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.checkpoint import ModelSpec, load_config, load_model
 from engine.loading.gguf.files import settings_folder
 from engine.loading.gguf.header import StoredTensor
 from tests.support import gguf_files
@@ -426,6 +426,18 @@ def test_quantised_tensors_are_what_the_format_says(tmp_path: Path, kind: GGMLQu
         if name.endswith(("q_proj.weight", "k_proj.weight", "down_proj.weight", "embed_tokens.weight")):
             weight.data = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().numpy(), kind), kind))
     torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q4_0])
+def test_activations_stay_where_a_file_has_no_integers(tmp_path: Path, kind: GGMLQuantizationType) -> None:
+    case = QUICK["llama, Llama 3's positions"]
+    path = write(tmp_path, case, make(case), quantized={"ffn_down.weight": kind})
+    spec = ModelSpec(name="m", path=str(path), device="cpu", max_length=24, activations="int8")
+    if kind == GGMLQuantizationType.Q4_0:
+        load_config(spec)
+    else:
+        with pytest.raises(ConfigError, match=r"^models\.m\.activations: int8 needs weights that are integers"):
+            load_config(spec)
 
 
 EXPERTS_OF = {
