@@ -36,6 +36,8 @@ from engine.model.cuda_graphs import graph_bytes
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
+_SMALL_BYTES = 2**20  # of norms and biases
+
 
 def load_runner(
     spec: ModelSpec, rank: Rank | None = None, *, caches: int = 1, hidden_layers: Sequence[int] = ()
@@ -96,6 +98,7 @@ class _Loaded(NamedTuple):
 
 def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     model = load_model(spec)
+    _copy_small_weights(model)
     weights: Bytes = weights_on_devices(model)
     tied = tied_output_bytes(model)
     heads = None if heads_spec is None else load_heads(heads_spec, model)
@@ -117,6 +120,13 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     numbers = dict.fromkeys(column, heads.column_numbers * (spec.kv_torch_dtype or model.dtype).itemsize)
     weights, column = _sum([weights, weights_on_devices(heads.module)]), _sum([column, numbers])
     return _Loaded(spec, model, weights, column, state, heads, lora=lora)
+
+
+def _copy_small_weights(model: nn.Module) -> None:
+    """Copy them from a mapped file. One alone would keep all of it in memory, large weights that are packed, too."""
+    for tensor in _tensors(model):
+        if tensor.device.type == "cpu" and tensor.nbytes <= _SMALL_BYTES:
+            tensor.data = tensor.data.clone()
 
 
 def _load_adapters(spec: ModelSpec, lora: LoraLayers) -> None:

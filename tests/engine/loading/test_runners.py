@@ -1,6 +1,8 @@
 """New weights replace old ones, under packed layers, too."""
 
+import gc
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.errors import ConfigError
-from engine.loading.checkpoint import ModelSpec
+from engine.loading.checkpoint import ModelSpec, load_model, save_rounded
 from engine.loading.runners import copy_weights, load_runner, publish_weights
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -78,3 +80,13 @@ def test_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
     runner = load_runner(spec(tmp_path, "float32"))
     with pytest.raises(ConfigError):
         publish_weights(runner, spec(tmp_path, "float32"), str(tmp_path / "gone"))
+
+
+def test_packed_weights_do_not_keep_their_file_in_memory(tmp_path: Path) -> None:
+    plain, folder = tmp_path / "plain", tmp_path / "int8"
+    tiny_model("llama-gqa").save_pretrained(plain)
+    save_rounded(load_model(replace(spec(plain, "float32"), quantization="int8")), str(plain), folder)
+    runner = load_runner(spec(folder, "float32"))
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert logits(runner).isfinite().all()
