@@ -23,6 +23,7 @@ from training.files import write_checkpoint
 _SPACING = 3  # answer tokens for each anchor: more anchors of a text teach little more than fewer
 _HEAD_DIM = 64
 _STD = 0.02
+_FREQUENCIES = 8
 _BETAS, _DECAY = (0.9, 0.95), 0.01
 _OTHER_RATE = 0.15  # of AdamW, in parts of the learning rate, which is Muon's
 
@@ -113,10 +114,15 @@ class _Blocks(nn.Module):
         return [self.head.logits(hidden[each, step]) for step, each in enumerate(chosen, start=first)]
 
 
-def start_dflash(target: PreTrainedModel, token_ids: Sequence[int], shape: DFlashShape, *, seed: int) -> DFlashHead:
+def start_dflash(
+    target: PreTrainedModel, token_ids: Sequence[int], features: Tensor, shape: DFlashShape, *, seed: int
+) -> DFlashHead:
     """Return a head, float32, that begins with the MLPs of the target's last layers, its final norm and output rows.
 
-    token_ids: that it can draft, ascending.
+    Each of its attention heads looks back by another number of tokens: to learn where the anchor and the last states
+    are takes most of a short training otherwise.
+
+    token_ids: that it can draft, ascending. features: [N, F] of some tokens.
     """
     config = target.config.get_text_config(decoder=True)
     size: int = config.hidden_size
@@ -146,15 +152,38 @@ def start_dflash(target: PreTrainedModel, token_ids: Sequence[int], shape: DFlas
     generator = torch.Generator().manual_seed(seed)
     ids = torch.tensor(token_ids)
     output_layer: Any = target.get_output_embeddings()
+    embedding: Any = target.get_input_embeddings()
     assert head.lm_head is not None
     with torch.no_grad():
         for parameter in head.parameters():
             if parameter.ndim == 2:
                 parameter.normal_(0, _STD, generator=generator)
         _copy_parts(head, target)
+        _look_back(head, features.float(), embedding.weight.float())
         head.lm_head.weight.copy_(output_layer.weight[ids])
     head.d2t.copy_(ids - torch.arange(len(ids)))
     return head
+
+
+def _look_back(head: DFlashHead, features: Tensor, embedding: Tensor) -> None:
+    """Let attention head j prefer the token j + 1 before each, whatever that is.
+
+    Queries and keys of all tokens then have one direction, of few fast frequencies of the rotary embedding, queries
+    turned back by j + 1 positions. features: [N, F] of some tokens. embedding: [V, H].
+    """
+    query_input = functional.normalize(embedding[head.config.mask_token_id], dim=0)
+    means = head.context(features).mean(0), embedding.mean(0)
+    key_input = functional.normalize(functional.normalize(torch.stack(means), dim=1).sum(0), dim=0)
+    inverse: Tensor = head.rotary_emb.inv_freq
+    frequencies, half = inverse[:_FREQUENCIES].float(), len(inverse)
+    for layer in head.layers:
+        attention: Any = layer.self_attn
+        for index, rows in enumerate(attention.q_proj.weight.split(attention.head_dim)):
+            turn = -(index + 1) * frequencies
+            rows[: len(turn)] += turn.cos()[:, None] * query_input
+            rows[half : half + len(turn)] += turn.sin()[:, None] * query_input
+        for rows in attention.k_proj.weight.split(attention.head_dim):
+            rows[: len(frequencies)] += key_input
 
 
 def _copy_parts(head: DFlashHead, target: PreTrainedModel) -> None:

@@ -155,9 +155,11 @@ class _Maker:
         vocabulary = StudentVocabulary.of_heads(token_ids, len(self._embedding))
         return MedusaStudent(MedusaHeads(self.options.drafted, 1, rows.shape[1]), norm, rows, vocabulary)
 
+    def _some_features(self) -> Tensor:
+        return torch.cat([each.read() for each in self.features[:_SCALE_TEXTS]])
+
     def _new_eagle3(self) -> Eagle3Head:
-        some = torch.cat([each.read() for each in self.features[:_SCALE_TEXTS]])
-        return start_head(self.model, self._drafted(), some, seed=self.options.run.seed)
+        return start_head(self.model, self._drafted(), self._some_features(), seed=self.options.run.seed)
 
     def _new_dflash(self) -> DFlashHead:
         shape = DFlashShape(
@@ -166,7 +168,7 @@ class _Maker:
             states=len(self.layers),
             mask_token_id=max(self._special(), default=0),  # mostly one that no text has
         )
-        return start_dflash(self.model, self._drafted(), shape, seed=self.options.run.seed)
+        return start_dflash(self.model, self._drafted(), self._some_features(), shape, seed=self.options.run.seed)
 
 
 def _start_checkpoint(options: HeadsOptions) -> HeadsCheckpoint | None:

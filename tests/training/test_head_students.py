@@ -67,7 +67,8 @@ def dflash_student() -> DFlashStudent:
     shape = DFlashShape(layers=2, block_size=4, states=3, mask_token_id=0)
     embedding = MODEL.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)
-    return DFlashStudent(start_dflash(MODEL, IDS, shape, seed=0), embedding.detach(), VOCABULARY)
+    features = torch.cat([MadeUp(chat).read() for chat in make_chats(2)])
+    return DFlashStudent(start_dflash(MODEL, IDS, features, shape, seed=0), embedding.detach(), VOCABULARY)
 
 
 OPTIONS = DistillationOptions(epochs=4, learning_rate=2e-2, device="cpu", bfloat16=False, save_every_s=0.0)
