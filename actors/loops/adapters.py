@@ -3,6 +3,7 @@
 Weights are read in a thread beside the loop, and stay until a slot is needed.
 """
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
@@ -16,11 +17,13 @@ from decoding.errors import ConfigError, InvalidRequestError
 from engine.layers.lora import LoraLayers
 from engine.loading.lora import LoraWeights, read_lora
 
+_log = logging.getLogger(__name__)
+
 _Row = TypeVar("_Row", bound=Row)
 
 
 class _Held(Generic[_Row]):
-    def __init__(self, slot: int | None, reading: Future[LoraWeights] | None = None) -> None:
+    def __init__(self, slot: int | None, reading: Future[tuple[LoraWeights, LoraWeights | None]] | None = None) -> None:
         self.slot = slot  # None: its weights are not in the layers yet
         self.reading = reading
         self.rows: set[_Row] = set()
@@ -39,9 +42,17 @@ class _Held(Generic[_Row]):
 class AdapterTable(Generic[_Row]):
     """The adapters by version, the least recently used first."""
 
-    def __init__(self, lora: LoraLayers | None, read: Callable[[str], LoraWeights] = read_lora) -> None:
-        """lora: with the adapters that were loaded at the start; None: the model takes none."""
-        self._lora, self._read = lora, read
+    def __init__(
+        self,
+        lora: LoraLayers | None,
+        read: Callable[[str], LoraWeights] = read_lora,
+        heads: LoraLayers | None = None,
+    ) -> None:
+        """
+        lora: with the adapters that were loaded at the start; None: the model takes none.
+        heads: of the model's heads, with the same slots; None: they take none.
+        """
+        self._lora, self._read, self._heads = lora, read, heads
         versions = [] if lora is None else lora.versions
         self._held: dict[str, _Held[_Row]] = {
             version: _Held(slot) for slot, version in enumerate(versions, 1) if version
@@ -104,16 +115,19 @@ class AdapterTable(Generic[_Row]):
         slot = self._free_slot()
         if slot is not None:
             assert held.reading is not None
-            self._write(slot, held, held.reading.result())
+            self._write(slot, held, *held.reading.result())
             return
         others = [other for other in self._held.values() if other.slot is not None]
         if not any(other.is_leaving for other in others):
             others[0].is_leaving = True
 
-    def _write(self, slot: int, held: _Held[_Row], weights: LoraWeights) -> None:
+    def _write(self, slot: int, held: _Held[_Row], weights: LoraWeights, of_heads: LoraWeights | None) -> None:
         assert self._lora is not None
         try:
             self._lora.write(slot, weights.version, weights.pairs)
+            if self._heads is not None:
+                own = of_heads or LoraWeights("", {})
+                self._heads.write(slot, own.version, own.pairs)
         except torch.OutOfMemoryError:
             self._free.append(slot)  # a later turn tries again
             return
@@ -136,7 +150,16 @@ class AdapterTable(Generic[_Row]):
             self.begin(row)
         return slot
 
-    def _load(self, lora: LoraLayers, adapter: Adapter) -> LoraWeights:
+    def _load(self, lora: LoraLayers, adapter: Adapter) -> tuple[LoraWeights, LoraWeights | None]:
+        weights, of_heads = self._load_one(lora, adapter), None
+        if self._heads is not None and adapter.heads is not None:
+            try:
+                of_heads = self._load_one(self._heads, adapter.heads)
+            except InvalidRequestError as error:
+                _log.warning("%s; heads draft without it", error)
+        return weights, of_heads
+
+    def _load_one(self, lora: LoraLayers, adapter: Adapter) -> LoraWeights:
         try:
             weights = self._read(adapter.path)
             if weights.version != adapter.version:

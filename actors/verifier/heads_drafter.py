@@ -68,7 +68,7 @@ class HeadsDrafter(Proposer):
             return set()
         began_s = time.perf_counter()
         length = max(map(self._draft_length, rows))
-        starts = [DraftStart(row.slot, len(row.tokens), row.params) for row in rows]
+        starts = [DraftStart(row.slot, len(row.tokens), row.params, row.adapter_slot or 0) for row in rows]
         for row, choices in zip(rows, self._heads.propose(starts, length, self._ranks), strict=True):
             self._offer(row, choices)
         if self._heads.stepwise:  # otherwise a longer draft takes no longer
@@ -106,7 +106,8 @@ class HeadsDrafter(Proposer):
                 self._read[row.slot] = _state_of(row)
             following = row.tokens[start + 1 : start + 1 + len(rows)]
             layers_rows = [first + index for index in rows]
-            readings.append(Reading(row.slot, start, following, layers_rows, last_row, row.tokens[start]))
+            token, adapter = row.tokens[start], row.adapter_slot or 0
+            readings.append(Reading(row.slot, start, following, layers_rows, last_row, token, adapter))
         hidden = self._runner.hidden
         if readings and hidden is not None:
             self._heads.read(readings, hidden)

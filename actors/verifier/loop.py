@@ -64,7 +64,9 @@ class Target:
         self._rows.drafting = self._policy.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
-        self._adapters: AdapterTable[ServedRow] = AdapterTable(runner.lora)
+        self._adapters: AdapterTable[ServedRow] = AdapterTable(
+            runner.lora, heads=None if options.heads is None else options.heads.lora
+        )
         self._inbox = TargetInbox(
             *(self._rows, self._mailbox, runner, self._policy, self._drafters, self._lookup),
             *(structures, self._adapters, self._leader, options.logits_mappings),

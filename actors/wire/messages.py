@@ -93,6 +93,7 @@ class Adapter(msgspec.Struct, frozen=True):
     path: str  # a folder or a Hub id
     version: str  # digest of the files, as only equal weights give equal texts
     drafter: "Adapter | None" = None  # what the drafter of such requests applies; None: it drafts without
+    heads: "Adapter | None" = None  # the same of heads
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):

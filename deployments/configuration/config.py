@@ -119,6 +119,7 @@ def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
         _anchor_model(name, model, folder, mistakes)
     if is_sound and not missing:
         _find_drafter_adapters(config)
+        _find_heads_adapters(config)
     _check_http(config.http, folder, mistakes)
     return config
 
@@ -157,6 +158,10 @@ def _check_endpoint(name: str, endpoint: EndpointConfig, folder: Path, mistakes:
     if endpoint.heads is not None and endpoint.heads.path is not None:
         with mistakes.noted():
             endpoint.heads.path = anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")
+    adapters = {} if endpoint.heads is None else endpoint.heads.adapters
+    for adapter, path in adapters.items():
+        with mistakes.noted():
+            adapters[adapter] = anchored(path, folder, key=f"endpoints.{name}.heads.adapters.{adapter}")
 
 
 def _anchor_model(name: str, model: ModelConfig, folder: Path, mistakes: Mistakes) -> None:
@@ -185,6 +190,17 @@ def _find_drafter_adapters(config: ServerConfig) -> None:
             nested = nested_adapter(path, "drafter")
             if nested is not None:
                 drafter.adapters.setdefault(adapter, nested)
+
+
+def _find_heads_adapters(config: ServerConfig) -> None:
+    for endpoint in config.endpoints.values():
+        heads = endpoint.heads
+        if heads is None or not heads.takes_adapters:
+            continue
+        for adapter, path in config.models[endpoint.target].adapters.items():
+            nested = nested_adapter(path, "heads")
+            if nested is not None:
+                heads.adapters.setdefault(adapter, nested)
 
 
 def _check_http(http: HttpConfig, folder: Path, mistakes: Mistakes) -> None:

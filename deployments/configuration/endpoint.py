@@ -9,6 +9,7 @@ from decoding.blending.params import BlendKind, BlendParams, EnsembleOptions, Vo
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import Verification
 from deployments.configuration.paths import locate
+from deployments.configuration.values import Name
 from deployments.fields.ensembles import BlendFields
 from deployments.fields.sampling import SamplingFields
 from deployments.fields.strict import StrictModel, nearest, wrong_field
@@ -131,6 +132,10 @@ class HeadsConfig(StrictModel):
         description="Refuse heads if fewer of their first draft tokens are the target's own, on its own text; 0: don't "
         "test them.",
     )
+    adapters: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="eagle3, mtp: LoRA weights that they apply to requests with an adapter of the target, by its name.",
+    )
 
     @model_validator(mode="after")
     def _has_path(self) -> Self:
@@ -144,7 +149,15 @@ class HeadsConfig(StrictModel):
     def spec(self, endpoint: str, target: "ModelConfig") -> HeadsSpec:
         source = self if self.path is not None else target
         values = self.model_dump() | {"path": locate(source.path or ""), "revision": source.revision}
+        slots = {name: slot for slot, name in enumerate(target.adapters, 1)}
+        values["adapters"] = {slots[name]: locate(path) for name, path in self.adapters.items()}
+        if self.takes_adapters and (self.adapters or target.adapters_at_run_time):
+            values |= {"adapter_slots": target.adapter_slots, "max_adapter_rank": target.max_adapter_rank}
         return HeadsSpec(name=f"endpoints.{endpoint}.heads", **values)
+
+    @property
+    def takes_adapters(self) -> bool:
+        return self.kind in ("eagle3", "mtp")
 
     def __str__(self) -> str:
         return "the MTP layer of its checkpoint" if self.path is None else f"{self.kind} heads {self.path}"

@@ -122,6 +122,12 @@ def _heads(models: Models, endpoints: Endpoints) -> Iterator[str]:
             yield f"{key}: heads need all of {endpoint.target!r} in one process; set its tensor_parallel to 1"
         if endpoint.heads.kind == "mtp" and is_gguf(models[endpoint.target].path):
             yield f"{key}: the MTP layers of .gguf files are not read; name the folder of the original as the target"
+        for adapter in endpoint.heads.adapters:
+            if not endpoint.heads.takes_adapters:
+                yield f"{key}.adapters: {endpoint.heads.kind} heads take none; remove the key"
+            elif adapter not in (known := models[endpoint.target].adapters):
+                advice = nearest(adapter, known)
+                yield f"{key}.adapters.{adapter}: no adapter of {endpoint.target} has this name; {advice}"
         other = owners.setdefault(endpoint.target, name)
         if endpoints[other].heads != endpoint.heads:
             yield f"{key}: {endpoint.target!r} has other heads in endpoints.{other}; it can load one set"

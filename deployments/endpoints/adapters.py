@@ -143,7 +143,7 @@ class RunTimeAdapters(AdapterRegistry):
 
 
 def read_adapter(name: str, path: str) -> Adapter:
-    """Return an adapter, and the drafter's in its folder if there is one.
+    """Return an adapter, and those of its drafter and heads in its folder.
 
     Raises InvalidRequestError if one can't be read.
     """
@@ -152,8 +152,8 @@ def read_adapter(name: str, path: str) -> Adapter:
             check_local(path)
             if not Path(path).is_absolute():
                 raise ConfigError(f"{path!r} is relative; give an absolute path, or an id on the Hub")
-        nested = nested_adapter(path, "drafter")
-        drafter = None if nested is None else Adapter(name, nested, read_lora(nested).version)
-        return Adapter(name, path, read_lora(path).version, drafter)
+        parts = {part: nested_adapter(path, part) for part in ("drafter", "heads")}
+        nested = {part: Adapter(name, own, read_lora(own).version) for part, own in parts.items() if own is not None}
+        return Adapter(name, path, read_lora(path).version, **nested)
     except ConfigError as error:
         raise InvalidRequestError(f"lora_path: {error}", field="lora_path") from error

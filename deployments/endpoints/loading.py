@@ -102,6 +102,9 @@ def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
         if name in of_drafter:
             drafter = _adapter(name, of_drafter[name], key=f"models.{served.drafter}.adapters.{name}")
             adapter = structs.replace(adapter, drafter=drafter)
+        if served.heads is not None and name in served.heads.adapters:
+            heads = _adapter(name, served.heads.adapters[name], key=f"endpoints.{endpoint}.heads.adapters.{name}")
+            adapter = structs.replace(adapter, heads=heads)
         yield adapter
 
 

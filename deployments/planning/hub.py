@@ -139,6 +139,9 @@ def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str,
         heads = endpoint.heads
         if heads is not None and heads.path is not None and is_hub_id(heads.path):
             fetch(heads.path, key=f"endpoints.{name}.heads.path", revision=heads.revision, files="all")
+        for adapter, path in () if heads is None else heads.adapters.items():
+            if is_hub_id(path):
+                fetch(path, key=f"endpoints.{name}.heads.adapters.{adapter}")
     return snapshots
 
 

@@ -5,6 +5,7 @@ column may be that of another next token: that can only cost acceptance.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from engine.heads.proposer import ChainHead, DraftStart, HeadSampler, Reading
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.native_replay import replay_native_run
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
+from engine.layers.lora import LoraLayers
 from engine.model.attention import Rows, running_over
 from engine.model.cuda import GraphRecorder
 from engine.model.cuda_graphs import usual_tokens
@@ -43,8 +45,12 @@ class ChainProposer:
     tree: Sequence[Sequence[int]] | None = None
     length: int = _LENGTH
 
-    def __init__(self, head: ChainHead, runner: Runner) -> None:
-        """runner: the target's, which keeps the hidden states that the head reads."""
+    def __init__(self, head: ChainHead, runner: Runner, lora: LoraLayers | None = None) -> None:
+        """
+        runner: the target's, which keeps the hidden states that the head reads.
+        lora: the adapters of the head's layers, in the slots of the target's; None: it takes none.
+        """
+        self.lora = lora
         self.kind = head.kind
         self._head, self._cache = head, runner.cache
         embedding = head.embed_tokens or runner.model.get_input_embeddings()
@@ -115,13 +121,16 @@ class ChainProposer:
             return
         rows = [RowInput(reading.slot, reading.start, reading.following) for reading in readings]
         layers_rows = [row for reading in readings for row in reading.layers_rows]
+        adapters = self._adapters(readings, [len(row.tokens) for row in rows])
         self._cache.flush()
-        if self._graphs is not None and self._graphs.reader.can_run(len(layers_rows)):
+        if adapters is None and self._graphs is not None and self._graphs.reader.can_run(len(layers_rows)):
             self._graphs.reader.run(rows, layers_rows, hidden.layers)
             return
         features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
-        outputs = self._run(self._head.layer_input(features), tokens, positions, batch)  # [N, H]
+        with self._adapted(adapters):
+            features = self._head.layer_input(features)
+        outputs = self._run(features, tokens, positions, batch, adapters)  # [N, H]
         slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
         self._states[slots] = outputs[batch.offsets[1:] - 1]
 
@@ -132,6 +141,8 @@ class ChainProposer:
         if length > 1:
             self._cache.prepare_writes((start.slot, start.length - 1, start.length + length - 2) for start in starts)
         coupled = [start for start in starts if not start.params.rejects]
+        if self._adapters(starts, [1] * len(starts)) is not None:
+            return self._draft(starts, length, ranks)
         if self._graphs is None or not coupled or not self._graphs.chain.can_run(coupled, length, ranks):
             return self._draft(starts, length, ranks)
         chains = iter(self._graphs.chain.run(coupled, length))
@@ -144,19 +155,41 @@ class ChainProposer:
         chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
         rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
         _, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
+        adapters = self._adapters(starts, [1] * len(starts))
         hidden = self._states[batch.slots]  # [B, H]
         for step in range(length):
             tokens = chooser.choose(self._head.logits(hidden))
             if step + 1 < length:
-                hidden = self._run(hidden, tokens[None], positions, batch)
+                hidden = self._run(hidden, tokens[None], positions, batch, adapters)
                 positions, batch = positions + 1, _next_column(batch)
         return chooser.choices()
 
-    def _run(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
-        """Return the layer's output, [N, H]. hidden: [N, H]. tokens: [1, N] that follow. positions: [1, N]."""
-        if self._traced is None or len(hidden) > MAX_TRACED_TOKENS:
-            return self._output(hidden, tokens, positions, batch)
+    def _run(
+        self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch, adapters: Tensor | None = None
+    ) -> Tensor:
+        """Return the layer's output, [N, H].
+
+        hidden: [N, H]. tokens: [1, N] that follow. positions: [1, N]. adapters: as from `_adapters`.
+        """
+        if adapters is not None or self._traced is None or len(hidden) > MAX_TRACED_TOKENS:
+            with self._adapted(adapters):
+                return self._output(hidden, tokens, positions, batch)
         return self._traced(len(hidden), hidden, tokens, positions, batch)
+
+    def _adapters(self, texts: Sequence[Reading | DraftStart], counts: Sequence[int]) -> Tensor | None:
+        """Return the slot of each token's adapter, [N] int64; None: no text has one of the head's.
+
+        counts: the number of tokens of each text.
+        """
+        versions = ["", *(() if self.lora is None else self.lora.versions)]
+        slots = [text.adapter if self.lora is not None and versions[text.adapter] else 0 for text in texts]
+        if not any(slots):
+            return None
+        each = [slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)]
+        return tensor_on(self._device, each, torch.int64)
+
+    def _adapted(self, adapters: Tensor | None) -> AbstractContextManager[None]:
+        return nullcontext() if adapters is None or self.lora is None else self.lora.applied(adapters)
 
     def _output(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         embeddings = self._embedding(tokens).to(hidden)

@@ -20,6 +20,7 @@ from engine.heads.spec import HeadsKind
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.native_replay import replay_native_run
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
+from engine.layers.lora import LoraLayers
 from engine.layers.rotary import NativeRotary
 from engine.model.attention import Rows, attend_to_pages, running_over
 from engine.model.hidden_states import HiddenStates
@@ -39,6 +40,7 @@ class DFlashProposer:
 
     kind: HeadsKind = "dflash"
     stepwise: bool = False
+    lora: LoraLayers | None = None
     tree: Sequence[Sequence[int]] | None = None
 
     def __init__(self, head: DFlashHead, runner: Runner) -> None:

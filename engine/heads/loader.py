@@ -27,6 +27,7 @@ from engine.heads.pard import PardModel, PardProposer, read_pard
 from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, Reading
 from engine.heads.spec import HeadsSpec
 from engine.layers.faster_layers import round_inputs, use_faster_parts
+from engine.layers.lora import LoraLayers
 from engine.layers.quantized_linear import QuantizedModule, round_linears
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -105,6 +106,7 @@ class LoadedHeads:
     column_numbers: int  # that they keep for each token in the target's pages
     graph_count: Callable[[int, int], int]  # number of their CUDA graphs, given a runner's slots and max_query
     _make: Callable[[Runner], HeadProposer]
+    lora: LoraLayers | None = None  # the adapters of its layers
 
     def prepare(self, runner: Runner) -> None:
         """Let a runner keep what they read. Call it before the runner's first call."""
@@ -119,7 +121,7 @@ class LoadedHeads:
         Raises:
             ConfigError: too few of their first draft tokens are the target's.
         """
-        use_faster_parts(self.module)
+        use_faster_parts(self.module, lora=self.lora)
         proposer = self._make(runner)
         check_acceptance(self.spec, proposer, runner, self.layers)
         return proposer
@@ -131,6 +133,8 @@ def load_heads(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     Raises:
         ConfigError: they can't be read, or are not for this target.
     """
+    if spec.adapters and spec.kind not in ("eagle3", "mtp"):
+        raise ConfigError(f"{spec.name}.adapters: {spec.kind} heads take none; remove the key")
     if spec.kind in ("mtp", "pard"):
         return (_load_mtp if spec.kind == "mtp" else _load_pard)(spec, model)
     checkpoint = read_checkpoint(spec)
@@ -145,7 +149,7 @@ def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     head = read_mtp(spec, model)
     _place(head, model)
     layers = (int(model.config.get_text_config().num_hidden_layers),)
-    return LoadedHeads(spec, head, layers, head.column_numbers(), graph_count, partial(_make_chain, head))
+    return _chain(spec, head, model, layers, head.column_numbers())
 
 
 def _load_pard(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
@@ -182,7 +186,7 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
     layers = _read_layers(spec, stated_layers(checkpoint.config, config.num_hidden_layers))
     _share_embedding(head, model)
     _place(head, model)
-    return LoadedHeads(spec, head, layers, head.column_numbers, graph_count, partial(_make_chain, head))
+    return _chain(spec, head, model, layers, head.column_numbers)
 
 
 def _load_dflash(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:
@@ -225,10 +229,20 @@ def _make_dflash(head: DFlashHead, runner: Runner) -> DFlashProposer:
     return proposer
 
 
-def _make_chain(head: ChainHead, runner: Runner) -> ChainProposer:
+def _chain(
+    spec: HeadsSpec, head: ChainHead, model: PreTrainedModel, layers: tuple[int, ...], column_numbers: int
+) -> LoadedHeads:
+    lora = None
+    if spec.adapter_slots:
+        lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=False, part=head)
+    make = partial(_make_chain, head, lora)
+    return LoadedHeads(spec, head, layers, column_numbers, graph_count, make, lora)
+
+
+def _make_chain(head: ChainHead, lora: LoraLayers | None, runner: Runner) -> ChainProposer:
     if isinstance(head, MtpHead):
         head.share(runner.model)
-    proposer = ChainProposer(head, runner)
+    proposer = ChainProposer(head, runner, lora)
     proposer.warm_up()
     return proposer
 

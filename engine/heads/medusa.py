@@ -16,6 +16,7 @@ from decoding.sampling.transfer import tensor_on
 from engine.heads.checkpoint import HeadsCheckpoint
 from engine.heads.proposer import DraftStart, HeadSampler, Reading
 from engine.heads.spec import HeadsKind
+from engine.layers.lora import LoraLayers
 from engine.model.hidden_states import HiddenStates
 from engine.model.runner import Runner
 
@@ -132,6 +133,7 @@ class MedusaProposer:
     kind: HeadsKind = "medusa"
     stepwise: bool = False
     chained: bool = False
+    lora: LoraLayers | None = None
 
     def __init__(self, heads: MedusaHeads, runner: Runner, *, tree: Sequence[Sequence[int]] | None = None) -> None:
         """runner: the target's, which keeps hidden states. tree: as in `HeadProposer`."""

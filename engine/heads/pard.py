@@ -19,6 +19,7 @@ from engine.heads.proposer import DraftStart, HeadSampler, Reading
 from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
+from engine.layers.lora import LoraLayers
 from engine.model.attention import Rows, running_over, use_pages
 from engine.model.hidden_states import HiddenStates
 from engine.model.kv_pages import KVPages
@@ -94,6 +95,7 @@ class PardProposer:
 
     kind: HeadsKind = "pard"
     length: int = _LENGTH
+    lora: LoraLayers | None = None
     stepwise: bool = False
     chained: bool = False
     tree: Sequence[Sequence[int]] | None = None

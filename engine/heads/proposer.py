@@ -19,6 +19,7 @@ from decoding.sampling.transfer import copy_to, tensor_on
 from engine.heads.spec import HeadsKind
 
 if TYPE_CHECKING:
+    from engine.layers.lora import LoraLayers
     from engine.model.hidden_states import HiddenStates  # which imports transformers' models
 
 
@@ -28,6 +29,7 @@ class DraftStart(NamedTuple):
     slot: int
     length: int  # of the text; the first draft token gets this position
     params: SamplingParams
+    adapter: int = 0  # the slot of the text's LoRA weights; 0: none
 
 
 class HeadSampler:
@@ -115,6 +117,7 @@ class Reading(NamedTuple):
     layers_rows: Sequence[int]  # [n] their rows of `HiddenStates.layers`
     last_row: int | None  # the last one's row of `HiddenStates.last`; None: it wanted no logits
     token: int  # the first
+    adapter: int = 0  # as in `DraftStart`
 
 
 class HeadProposer(Protocol):
@@ -125,6 +128,7 @@ class HeadProposer(Protocol):
     tree: Sequence[Sequence[int]] | None  # paths of ranks to draft; None: those most probably committed
     stepwise: bool  # whether each token of a path takes a step of its own
     chained: bool  # whether a token's candidates follow the best ones before it only; otherwise any
+    lora: "LoraLayers | None"  # its adapters, in the slots of the target's; None: it takes none
 
     def read(self, readings: Sequence[Reading], hidden: "HiddenStates") -> None:
         """Take in what the target ran, before its next forward."""

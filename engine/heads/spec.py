@@ -1,7 +1,7 @@
 """Which heads a target gets. Without torch, for what plans and deploys them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash", "pard"]
@@ -20,3 +20,6 @@ class HeadsSpec:
     )
     tree: Sequence[Sequence[int]] | None = None  # Medusa: paths of ranks to draft; None: by measured probability
     min_acceptance: float = 0.2  # of the first draft token on the target's own text; 0: not tested
+    adapters: Mapping[int, str] = field(default_factory=dict)  # paths, by the slot of the target's
+    adapter_slots: int = 0  # the target's; 0: the heads take no adapters
+    max_adapter_rank: int = 16

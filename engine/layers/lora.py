@@ -22,7 +22,8 @@ LoraPair = tuple[Tensor, Tensor]  # of one linear layer: down [r, in], and up [o
 
 _ALIGNMENT = 16  # rows of a slot: sums over them then have one order in every slot, also in a GPU's 16 × 16 products …
 _ALIGNMENT_OF_TILES = 32  # … and in products of bfloat16 on a CPU, which may add 32 inputs at once
-_EXPERTS = "experts"  # layers below see some tokens only
+_EXPERTS = "experts"  # layers below see some tokens only, …
+_OUTPUTS = "lm_head", "output"  # … as do output layers, those of heads, too
 
 
 class LoraLinear(nn.Module):
@@ -80,8 +81,20 @@ class LoraLinear(nn.Module):
 class LoraLayers:
     """The adapters of one model: `slots` at once, of ranks up to `rank`. Slot 0 is no adapter."""
 
-    def __init__(self, model: PreTrainedModel, *, slots: int, rank: int, deterministic: bool = True) -> None:
-        """Prepare a model, before its layers are replaced. deterministic: as in `use_faster_layers`."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        rank: int,
+        deterministic: bool = True,
+        part: nn.Module | None = None,
+    ) -> None:
+        """Prepare a model, before its layers are replaced.
+
+        deterministic: as in `use_faster_layers`.
+        part: beside the model, such as a head; its layers get adapters then, and not the model's.
+        """
         self.slots, self.max_rank, self._deterministic = slots, rank, deterministic
         self.dtype, self.device = model.dtype, model.device
         in_tiles = self.device.type == "cpu" and self.dtype == torch.bfloat16
@@ -89,9 +102,12 @@ class LoraLayers:
         self.rank = -(-rank // alignment) * alignment
         self.foreign: Tensor | None = None  # [N, S, 1] bool: slots that aren't the token's; None: no token has any
         self.versions = [""] * slots  # what was written to each slot
-        inner = set(model.base_model.modules()) - {model.get_output_embeddings()}  # further layers see some tokens only
+        top: nn.Module = model if part is None else part
+        inner = set((model.base_model if part is None else part).modules()) - {model.get_output_embeddings()}
         self._paths = {
-            layer: path for path, layer in model.named_modules() if layer in inner and _EXPERTS not in path.split(".")
+            layer: path
+            for path, layer in top.named_modules()
+            if layer in inner and path not in _OUTPUTS and _EXPERTS not in path.split(".")
         }
         self._layers: dict[str, tuple[LoraLinear, int]] = {}  # by path, with the index among joined layers
 

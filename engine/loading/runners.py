@@ -1,6 +1,6 @@
 """Models on their devices with KV caches: how memory is divided between weights and pages; new weights for old ones."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -70,7 +70,10 @@ def load_with_heads(
     assert loaded.heads is not None
     drafters = [] if drafter is None else [_load(drafter)]
     runner, *others = _allocate([loaded, *drafters], caches=caches)
-    return runner, others[0] if others else None, loaded.heads.proposer(runner)
+    proposer = loaded.heads.proposer(runner)
+    if proposer.lora is not None:
+        _load_adapters(proposer.lora, {(slot, f"{heads.name}.adapters"): path for slot, path in heads.adapters.items()})
+    return runner, others[0] if others else None, proposer
 
 
 def load_pair(spec: ModelSpec, drafter: ModelSpec) -> tuple[Runner, Runner]:
@@ -109,7 +112,8 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         weights = _sum([weights, tied])
     if lora is not None:
-        _load_adapters(spec, lora)
+        names = enumerate(spec.adapters.items(), 1)
+        _load_adapters(lora, {(slot, f"models.{spec.name}.adapters.{name}"): path for slot, (name, path) in names})
         weights = _sum([weights, lora.nbytes])
     with errors_of(spec):
         tried = try_out(model)
@@ -129,14 +133,14 @@ def _copy_small_weights(model: nn.Module) -> None:
             tensor.data = tensor.data.clone()
 
 
-def _load_adapters(spec: ModelSpec, lora: LoraLayers) -> None:
-    """Put the adapters of a configuration into the first slots. Raises ConfigError if it can't."""
-    for slot, (name, path) in enumerate(spec.adapters.items(), 1):
+def _load_adapters(lora: LoraLayers, paths: Mapping[tuple[int, str], str]) -> None:
+    """Put adapters into slots. paths: by slot and the configuration's key. Raises ConfigError if it can't."""
+    for (slot, key), path in paths.items():
         try:
             weights = read_lora(path)
             lora.check(weights.pairs)
         except ConfigError as error:
-            raise ConfigError(f"models.{spec.name}.adapters.{name}: {error}") from error
+            raise ConfigError(f"{key}: {error}") from error
         lora.write(slot, weights.version, weights.pairs)
 
 

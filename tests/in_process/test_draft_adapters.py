@@ -5,13 +5,16 @@ The drafter has the target's weights.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
+from safetensors.torch import save_file
 
 from actors.coordinator.request import Delta, Endpoint, Request, Timeline
 from actors.loops.options import LoopOptions
@@ -19,15 +22,21 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.wire.messages import Adapter
 from decoding.sampling.params import SamplingParams
+from engine.heads.chain_proposer import ChainProposer
+from engine.layers.faster_layers import use_faster_parts
+from engine.layers.lora import LoraLayers
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.lora import read_lora
 from engine.loading.runners import load_runner
 from engine.model.runner import Runner
+from tests.in_process.test_heads import heads_module
 from tests.in_process.test_parameters import PROMPTS, TARGET, text, tokens
 from tests.support.adapters import save_adapter
+from tests.support.heads import STATES
 from tests.support.models import tiny_model
 from tests.support.waiting import wait_until
 
+LAYER = "base_model.model.fc"
 NAMES = [None, "a", "b"]  # adapters of the requests, in turn
 COUNT = 9  # requests
 
@@ -42,9 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, name: str, *, graphs: bool = False, **settings: Any) -> Runner:
+def load(folder: Path, name: str, *, graphs: bool = False, states: Sequence[int] = (), **settings: Any) -> Runner:
     usual: dict[str, Any] = {"max_length": 128, "slots": 12, "device": "cpu", "threads": 1, "prefill_chunk": 64}
-    runner = load_runner(ModelSpec(name=name, path=str(folder / "model"), **usual | settings))
+    runner = load_runner(ModelSpec(name=name, path=str(folder / "model"), **usual | settings), hidden_layers=states)
     if graphs:
         runner.use_graphs(capture=lambda run: run)
     return runner
@@ -153,3 +162,36 @@ def test_texts_are_the_same_after_a_fail_over(folder: Path, plain: list[list[int
     assert any(request.timeline and len(request.timeline.stays) > 1 for request in requests)
     assert tokens(answers) == plain
     assert refused(answers) == [0, 0, 0]
+
+
+def test_heads_get_their_adapters_with_the_targets(
+    folder: Path, plain: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The heads' adapter of the second is for other layers, so the base drafts for its requests."""
+    first, second = adapter(folder, "a"), adapter(folder, "b")
+    assert first is not None
+    assert second is not None
+    down, up = torch.ones(4, 96) / 96, torch.ones(32, 4) / 4
+    save_file({f"{LAYER}.lora_A.weight": down, f"{LAYER}.lora_B.weight": up}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}', encoding="utf-8")
+    version = read_lora(str(folder)).version
+    adapters = [
+        None,
+        structs.replace(first, heads=Adapter("a", str(folder), version)),
+        structs.replace(second, heads=second.drafter),
+    ]
+    runner, head = load(folder, "target", states=STATES, adapters_at_run_time=2), deepcopy(heads_module("eagle3"))
+    lora = LoraLayers(runner.model, slots=2, rank=4, deterministic=False, part=head)
+    use_faster_parts(head, lora=lora)
+    options = LoopOptions(adaptive=False, heads=ChainProposer(head, runner, lora))
+    requests = [
+        replace(request, endpoint=replace(request.endpoint, heads="eagle3")) for request in mixed(folder, "", adapters)
+    ]
+    with Engine({"target": ("target", runner)}, options) as engine:
+        answers = engine.generate(requests)
+        engine.check()
+    assert tokens(answers) == plain
+    assert sum(answer[-1].statistics.accepted for answer in answers)
+    assert sorted(lora.versions) == ["", version]
+    assert "the adapter 'b' can't be loaded" in caplog.text
+    assert "heads draft without it" in caplog.text

@@ -317,3 +317,24 @@ def test_a_drafter_gets_the_adapters_that_are_named_or_come_with_those_of_its_ta
     models["small"] = {"path": "models/drafter"}
     config = parse_config({"models": models, "endpoints": endpoints | {"alone": {"target": "small"}}}, folder=tmp_path)
     assert config.drafter_adapters_of("pair") == config.models["small"].adapters == {}
+
+
+def test_heads_get_the_adapters_that_are_named_or_come_with_those_of_the_target(tmp_path: Path) -> None:
+    for folder in ("named", "full/heads", "full", "both/heads", "both"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "adapter_config.json").write_text("{}", encoding="utf-8")
+    big = {"path": "models/target", "adapters": {"a": "full", "b": "both"}, "max_adapter_rank": 8}
+    heads = {"path": str(tmp_path), "kind": "eagle3", "adapters": {"b": "named"}}
+    data: dict[str, Any] = {"models": {"big": big}, "endpoints": {"one": {"target": "big", "heads": heads}}}
+    spec = parse_config(data, folder=tmp_path).heads_of("big")
+    assert spec is not None
+    assert spec.adapters == {1: f"{tmp_path}/full/heads", 2: str(tmp_path / "named")}
+    assert (spec.adapter_slots, spec.max_adapter_rank) == (2, 8)
+    heads |= {"kind": "medusa", "adapters": {}}
+    spec = parse_config(data, folder=tmp_path).heads_of("big")
+    assert spec is not None
+    assert (spec.adapters, spec.adapter_slots) == ({}, 0)
+    for kind, problem in (("medusa", "medusa heads take none"), ("eagle3", "no adapter of big has this name")):
+        heads |= {"kind": kind, "adapters": {"c": "named"}}
+        with pytest.raises(ConfigError, match=rf"endpoints\.one\.heads\.adapters.*: {problem}"):
+            parse_config(data, folder=tmp_path)
