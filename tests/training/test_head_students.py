@@ -146,15 +146,15 @@ def test_blocks_of_a_batch_are_those_of_each_text_alone() -> None:
     student = dflash_student()
     chats = make_chats(24)
     batch = lessons(chats).batch([0, 1, 5])
-    answers = [(chats[index], place) for index in (0, 1, 5) for place in range(len(chats[index].tokens))]
+    answers = [(chats[index], position) for index in (0, 1, 5) for position in range(len(chats[index].tokens))]
     drafts = list(student.drafts(student.module, batch, 8))
     assert len(drafts) == 3
-    assert len(drafts[0][0]) == -(-sum(place > 0 for _, place in answers) // 3)
+    assert len(drafts[0][0]) == -(-sum(position > 0 for _, position in answers) // 3)
     for step, (starts, logits) in enumerate(drafts):
         for start, drafted in zip(starts.tolist(), logits, strict=True):
-            chat, place = answers[start]
-            assert 0 < place < len(chat.tokens) - step
-            anchor = len(chat.prompt) + place - 1
+            chat, position = answers[start]
+            assert 0 < position < len(chat.tokens) - step
+            anchor = len(chat.prompt) + position - 1
             token = torch.tensor([[[*chat.prompt, *chat.tokens][anchor]]])
             embeddings = MODEL.get_input_embeddings()(student.head.blocks(token))
             alone = student.head(MadeUp(chat).read()[None, :anchor].float(), embeddings, torch.tensor([[anchor]]))

@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 from starlette.types import Message
 
 from actors.coordinator.request import Delta, Request
-from benchmarks.serving.http_load import Agreement, Exchange, MetricsMeter, Pair
+from benchmarks.serving.client import Exchange
+from benchmarks.serving.http_load import Agreement, MetricsMeter, Pair
 from deployments.admission.bounds import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service

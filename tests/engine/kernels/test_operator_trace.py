@@ -108,7 +108,7 @@ def test_an_operator_without_a_used_result_still_writes() -> None:
 
 
 def test_a_conversion_that_changes_nothing_is_no_operator() -> None:
-    conversions = []
+    conversions: list[fx.Node] = []
 
     def change(graph: fx.Graph, constants: object) -> None:
         conversions.extend(node for node in graph.nodes if "to.dtype" in str(node.target))
