@@ -45,7 +45,16 @@ def test_replicas_get_what_is_configured(deployments: dict[str, Any]) -> None:
     assert large.ray_actor_options["resources"] == {"target": 1}
     environment = large.ray_actor_options["runtime_env"]["env_vars"]
     assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
-    assert large.init_args == ("large", "target", BuildArgs(config=CONFIG).load().models["large"], {}, {}, {}, None)
+    assert large.init_args == (
+        "large",
+        "target",
+        BuildArgs(config=CONFIG).load().models["large"],
+        {},
+        {},
+        {},
+        None,
+        None,
+    )
 
 
 def test_only_replicas_that_ask_for_gpus_see_any(deployments: dict[str, Any]) -> None:

@@ -29,12 +29,14 @@ PACKAGES = (
     "training",
 )
 PRIVATE = {
+    "ray._private.node:Node",
     "ray.serve._private.api:_create_controller_and_proxy_refs",
     "ray.serve._private.common:DeploymentID",
     "ray.serve.context:_get_global_client",
 }
 # What is used of private classes, by the class that has it.
 MEMBERS = {
+    "ray._private.node:Node": {"start_api_server", "start_log_monitor", "start_monitor"},
     "ray.serve._private.controller:ServeController": {
         "apply_config",
         "get_app_configs",

@@ -101,7 +101,6 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
         ({"input": [{"role": "user", "content": "x", "output": "y"}]}, "input.0.output"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"tools": [FUNCTION]}, "tools"),  # the model's template has none
         ({"n": 2}, "n"),
         ({"max_output_token": 2, "strict": True}, "max_output_token"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
