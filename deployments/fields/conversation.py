@@ -15,6 +15,17 @@ from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# What else in a schema may name properties.
+_OTHER_PROPERTIES = {
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+}
 MOST_TOOLS = 128
 _OFFERED = "Functions that the model may call."
 _CHOICE = "`auto`, `none`, `required`, one function, which must be called then, or the `allowed_tools`."
@@ -178,7 +189,9 @@ class ToolUse(StrictModel):
         """Structure of a forced call: the arguments of the named function, or a list of calls; None: not forced."""
         if self.tool_choice is None or not self.must_call:
             return None
-        schemas = {function.name: function.parameters or _ANY_OBJECT for function in self._allowed_functions}
+        schemas = {
+            function.name: _arguments(function.parameters or _ANY_OBJECT) for function in self._allowed_functions
+        }
         if self.tool_choice.name is not None and self.tool_choice.name in schemas:
             return _compact(schemas[self.tool_choice.name])
         names = [_identifier(schema) for schema in schemas.values()]
@@ -198,6 +211,15 @@ class ToolUse(StrictModel):
         single = self.parallel_tool_calls is False or not self.tool_choice.parallel
         bound = {"maxItems": 1} if single else {}
         return _compact({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound})
+
+
+def _arguments(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a call's arguments, with no other properties than it names unless it speaks of them.
+
+    Small models go on with properties of their own until they have spent all their tokens.
+    """
+    is_open = "properties" not in schema or not _OTHER_PROPERTIES.isdisjoint(schema)
+    return schema if is_open else schema | {"additionalProperties": False}
 
 
 def _compact(schema: dict[str, Any]) -> Structure:

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 
 from actors.replica.in_process import Engine
+from deployments.apis.chat.request import ChatRequest
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -149,3 +150,21 @@ def test_a_template_without_tools_gets_a_place_for_them(engine: Engine, endpoint
     assert card["tools"] == "built-in"
     calls = [call for each in answers if each["finish_reason"] != "length" for call in each["message"]["tool_calls"]]
     assert all(call["function"]["name"] in ("weather", "time") for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("rest", "closed"), [({}, True), ({"additionalProperties": True}, False), ({"allOf": [{"properties": {}}]}, False)]
+)
+def test_arguments_have_no_other_properties_unless_the_schema_speaks_of_them(
+    rest: dict[str, Any], closed: bool
+) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, **rest}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        request = ChatRequest.model_validate({**BODY, "tools": tools, "tool_choice": choice})
+        structure = request.forced_structure()
+        assert structure is not None
+        schema = json.loads(structure.definition)
+        if choice == "required":
+            schema = schema["items"]["anyOf"][0]["properties"]["arguments"]
+        assert (schema.get("additionalProperties") is False) == closed
