@@ -1,6 +1,5 @@
 """The chat template of an endpoint: its checkpoint's or a configured one, with a place for tools."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ ToolPlace = Literal["model", "built-in"]
 _TOOLS = Path(__file__).with_name("tools.jinja")
 _BUILT_IN = "{%- set tools_role = "
 REFUSALS = jinja2.TemplateError, TypeError, ValueError, RecursionError  # of a template that gets a conversation
-_USER = {"role": "user", "content": "b"}
+_SYSTEM, _USER = {"role": "system", "content": "Say 71."}, {"role": "user", "content": "Say 72."}
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, given: str | None) -> None:
@@ -25,21 +24,18 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, given: str | None) -> 
     """
     if given is not None:
         tokenizer.chat_template = given
-        try:
-            _render(tokenizer, [_USER])
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"line {error.lineno}: {error.message}") from error
-        except REFUSALS:
-            pass  # it may want other messages
     template = tokenizer.chat_template
-    if not isinstance(template, str) or tools_of(tokenizer) is not None:
+    if not isinstance(template, str):
         return
-    tools = _TOOLS.read_text(encoding="utf-8")
-    for role in ("system", "user"):  # some templates refuse messages of the system
-        tokenizer.chat_template = f'{_BUILT_IN}"{role}" -%}}\n{tools}{template}'
-        with suppress(*REFUSALS):
-            _render(tokenizer, [{"role": "system", "content": "a"}, _USER])
+    try:
+        role = "system" if _shows(tokenizer, _SYSTEM, _USER) else "user"
+    except jinja2.TemplateSyntaxError as error:
+        if given is None:  # chats are answered with the reason
             return
+        raise ConfigError(f"line {error.lineno}: {error.message}") from error
+    if tools_of(tokenizer) is None:
+        tools = _TOOLS.read_text(encoding="utf-8")
+        tokenizer.chat_template = f'{_BUILT_IN}"{role}" -%}}\n{tools}{template}'
 
 
 def tools_of(tokenizer: PreTrainedTokenizerBase) -> ToolPlace | None:
@@ -50,5 +46,15 @@ def tools_of(tokenizer: PreTrainedTokenizerBase) -> ToolPlace | None:
     return "model" if tool_format(tokenizer.chat_template) is not None or "tool_calls" in fields else None
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> None:
-    tokenizer.apply_chat_template(turns, tokenize=False)
+def _shows(tokenizer: PreTrainedTokenizerBase, *turns: dict[str, str]) -> bool:
+    """Whether the template shows the first message of a conversation; some refuse those of the system, or drop them.
+
+    Raises:
+        jinja2.TemplateSyntaxError: it is no template.
+    """
+    try:
+        return turns[0]["content"] in str(tokenizer.apply_chat_template(list(turns), tokenize=False))
+    except jinja2.TemplateSyntaxError:
+        raise
+    except REFUSALS:
+        return False

@@ -15,6 +15,7 @@ from engine.loading.settings import load_tokenizer
 
 PLAIN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}\n" + PLAIN
+DROPS_SYSTEM = "{% for m in messages if m.role != 'system' %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}"
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 ABOUT = """# Tools
 
@@ -77,6 +78,7 @@ def render(tokenizer: Any, turns: list[dict[str, Any]], tools: Any = None) -> st
             [{"role": "system", "content": "Be brief."}, *TURNS],
             f"[system]Be brief.\n\n{ABOUT}\n[user]Rome and Ulm?\n",
         ),
+        (DROPS_SYSTEM, TURNS, f"[user]{ABOUT}\n\nRome and Ulm?\n"),
         (NO_SYSTEM, TURNS, f"[user]{ABOUT}\n\nRome and Ulm?\n"),
     ],
 )
@@ -127,3 +129,9 @@ def test_the_default_model_takes_tools() -> None:
     (endpoint,) = load_endpoints(load_config()).values()
     assert endpoint.encoder.tools == "built-in"
     assert endpoint.token_decoder.tool_format == "hermes"
+
+
+def test_a_broken_template_of_a_checkpoint_fails_no_start(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = "{% if %}"
+    set_chat_template(tokenizer, None)
+    assert tokenizer.chat_template == "{% if %}"
