@@ -9,10 +9,10 @@ from typing import NamedTuple
 from actors.coordinator.replica_table import Prefix, prefixes_of
 from actors.coordinator.request import Criterion, Delta, Request, Statistics, Timeline
 from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, ReplicaAddress, Token
-from decoding.beams.search import Hypothesis
+from decoding.beams.hypothesis import Hypothesis
 from decoding.errors import InvalidRequestError
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason, StopStrings
 from decoding.tokenizers.detokenizer import Detokenizer
 

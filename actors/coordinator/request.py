@@ -13,8 +13,8 @@ from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
 from decoding.drafts.options import NgramOptions
 from decoding.errors import ConsortError, require
 from decoding.prompt_positions import PromptPositions
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 from engine.heads.spec import HeadsKind
 

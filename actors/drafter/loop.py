@@ -34,7 +34,8 @@ from decoding.drafts.verification import distributions, draw
 from decoding.errors import ConfigError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Position
-from decoding.sampling.noise import draft_stream, gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import draft_stream, noise_key
 from decoding.sampling.penalties import TextTables
 from decoding.sampling.sampler import process, rank
 from decoding.sampling.transfer import tensor_on

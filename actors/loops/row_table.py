@@ -11,7 +11,8 @@ from typing import Generic
 
 from actors.loops.row import R, Row, RowKey
 from actors.wire.messages import AdaptationState, Report
-from engine.model.page_tables import PageKeys, PageTables
+from engine.model.page_allocator import PageKeys
+from engine.model.page_tables import PageTables
 
 PREPARING_S = 0.002  # polling period while no row is ready
 _MAX_PASSED = 8  # rows that have no room for now, and let others enter before them

@@ -18,7 +18,8 @@ from engine.loading.checkpoint import ModelSpec
 from engine.loading.runners import load_pair, load_runner, load_with_heads, publish_weights
 from engine.loading.settings import load_tokenizer
 from engine.loading.tensor_parallel import Rank
-from engine.loading.tokenizers import load_draft_mappings, load_logits_mappings, structure_tokenizer
+from engine.loading.token_mappings import load_draft_mappings, load_logits_mappings
+from engine.loading.tokenizers import structure_tokenizer
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 

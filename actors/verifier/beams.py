@@ -16,7 +16,8 @@ from decoding.beams.search import BeamSearch, beam_noise
 from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
-from decoding.sampling.sampler import TokenLogprobs, process, token_logprobs
+from decoding.sampling.logprobs import TokenLogprobs
+from decoding.sampling.sampler import process, token_logprobs
 from engine.model.page_tables import PageTables
 from engine.model.ragged_batch import RowInput
 

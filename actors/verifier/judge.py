@@ -18,13 +18,7 @@ from decoding.errors import OutOfPagesError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
 from decoding.sampling.penalties import TextTables
-from decoding.sampling.sampler import (
-    NO_TOKEN,
-    probabilities,
-    reason_for_no_token,
-    sample,
-    token_logprobs,
-)
+from decoding.sampling.sampler import NO_TOKEN, probabilities, reason_for_no_token, sample, token_logprobs
 from decoding.sampling.stopping import cut_at_stop
 from decoding.sampling.transfer import tensor_on
 from engine.model.runner import Runner

@@ -12,7 +12,7 @@ from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row import Row
 from actors.verifier.rows import TargetRow
 from actors.wire.link import Link
-from actors.wire.logits_codec import LogitsTransport, SharedLogits, offer, unpack
+from actors.wire.logits_codec import SharedLogits, offer, unpack
 from actors.wire.messages import (
     Cancel,
     Failed,
@@ -20,6 +20,7 @@ from actors.wire.messages import (
     Joined,
     LogitsReply,
     LogitsRequest,
+    LogitsTransport,
     MemberLost,
     Message,
     Report,

@@ -16,7 +16,8 @@ from actors.wire.messages import Admit
 from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.lookup import Lookup
 from decoding.sampling.history import History, Positions
-from decoding.sampling.sampler import TokenLogprobs, token_logprobs
+from decoding.sampling.logprobs import TokenLogprobs
+from decoding.sampling.sampler import token_logprobs
 from engine.model.page_tables import PageTables
 from engine.model.ragged_batch import RowInput, draft_input
 

@@ -7,13 +7,11 @@ its logits there. Where there is no shared memory, `offer` returns None and logi
 import math
 import mmap
 import os
-from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
 import torch
 from torch import Tensor
 
+from actors.wire.messages import LogitsTransport, PackedLogits
 from actors.wire.shared_memory import SharedOffer, attach, create
 
 
@@ -61,30 +59,6 @@ def accept(offered: SharedOffer) -> SharedLogits | None:
     """Open the leader's memory. Return None if it is out of reach: on another node, or of another user."""
     memory = attach(offered)
     return None if memory is None else SharedLogits(memory)
-
-
-@dataclass(frozen=True, slots=True)
-class LogitsTransport:
-    """Precision at which logits are sent.
-
-    float32 is exact. 16 bits halve the traffic. The relative error of a logit is then up to 2^-9 (bfloat16) or 2^-12
-    (float16, whose range ends at 65504). With `top_k` only the largest logits are sent; all other tokens get
-    probability 0, as in top-k sampling.
-    """
-
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    top_k: int = 0  # 0: all
-
-
-class PackedLogits(msgspec.Struct, frozen=True):
-    """[N, V] logits, or the k largest at each of N positions."""
-
-    positions: int
-    vocab_size: int
-    dtype: str
-    values: bytes
-    tokens: bytes | None = None  # int32, with top-k
-    shared: bool = False  # the values are in the memory that the leader shares with the member
 
 
 def pack(logits: Tensor, transport: LogitsTransport, memory: SharedLogits | None = None) -> PackedLogits:

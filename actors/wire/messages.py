@@ -5,20 +5,20 @@ requests have greater ones. Texts are token ids. Messages that each step sends o
 collector (`gc=False`), which is safe because no message is part of a reference cycle.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from actors.wire.logits_codec import LogitsTransport, PackedLogits
 from actors.wire.shared_memory import SharedOffer
+from decoding.beams.hypothesis import Hypothesis
 from decoding.beams.options import BeamOptions
-from decoding.beams.search import Hypothesis
 from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import Distribution, ProposerName
 from decoding.drafts.options import NgramOptions
 from decoding.prompt_positions import PromptPositions
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 
 # Version of the message format. Raise it when older and newer versions would misread each other: when a field is
@@ -263,6 +263,30 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0  # as in Join
     max_length: int = 0  # text and draft must be shorter, in the leader's tokens; 0: the limit depends on the text
     invitation: int = 0  # as in Join; 0: from a member of a version without invitations
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsTransport:
+    """Precision at which logits are sent.
+
+    float32 is exact. 16 bits halve the traffic. The relative error of a logit is then up to 2^-9 (bfloat16) or 2^-12
+    (float16, whose range ends at 65504). With `top_k` only the largest logits are sent; all other tokens get
+    probability 0, as in top-k sampling.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    top_k: int = 0  # 0: all
+
+
+class PackedLogits(msgspec.Struct, frozen=True):
+    """[N, V] logits, or the k largest at each of N positions."""
+
+    positions: int
+    vocab_size: int
+    dtype: str
+    values: bytes
+    tokens: bytes | None = None  # int32, with top-k
+    shared: bool = False  # the values are in the memory that the leader shares with the member
 
 
 class LogitsRequest(msgspec.Struct, frozen=True, tag=True):

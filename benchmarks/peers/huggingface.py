@@ -10,7 +10,8 @@ from transformers.utils import logging
 from benchmarks.peers.contestant import Contestant, Text, Workload
 from benchmarks.processes import Host
 from decoding.sampling.history import History
-from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec, load_model
 from evaluation.speculation import agreement

@@ -15,9 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from decoding.beams.hypothesis import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.errors import UnavailableError
-from decoding.sampling.noise import choice_seed, gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import choice_seed, noise_key
 from decoding.sampling.stopping import FinishReason
 from decoding.sampling.transfer import tensor_on
 
@@ -110,15 +112,6 @@ class Beam(NamedTuple):
     tokens: list[int]
     log_prob: float  # sum over its tokens, after processors and penalties
     progress: WordProgress
-
-
-class Hypothesis(NamedTuple):
-    """A finished answer, its end token included."""
-
-    tokens: list[int]
-    score: float  # log_prob / length ** length_penalty
-    log_prob: float
-    finish: FinishReason
 
 
 class Fork(NamedTuple):

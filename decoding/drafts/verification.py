@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from decoding.drafts.draft import Distribution, Draft
-from decoding.sampling.noise import ACCEPTANCE, OWN_TOKENS, draft_stream, gumbel, noise_key, uniform
-from decoding.sampling.sampler import NO_TOKEN, TokenLogprobs
+from decoding.sampling.logprobs import TokenLogprobs
+from decoding.sampling.noise import gumbel, uniform
+from decoding.sampling.noise_keys import ACCEPTANCE, OWN_TOKENS, draft_stream, noise_key
+from decoding.sampling.sampler import NO_TOKEN
 from decoding.sampling.transfer import copy_to, tensor_on
 
 Value = TypeVar("Value")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.sampling.history import History, Position, Positions
-from decoding.sampling.noise import noise_keys
+from decoding.sampling.noise_keys import noise_keys
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.penalties import TextTables
 from decoding.sampling.processors import COMMON, RARE, Stage

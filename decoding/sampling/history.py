@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from decoding.sampling.noise import stream_key
+from decoding.sampling.noise_keys import stream_key
 from decoding.sampling.params import SamplingParams, Traits
 from decoding.sampling.transfer import TokenSet
 

@@ -6,13 +6,13 @@ any rows. The functions of this file are the reference; fused ones in decoding/k
 
 from collections.abc import Sequence
 
-import msgspec
 import torch
 from torch import Tensor
 
 from decoding.kernels.choice import fused_choice
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.noise import gumbel
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON, top_k
@@ -140,18 +140,6 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     tokens = torch.where(tokens == first, tokens[:, :1], tokens)
     tokens[:, :1] = first
     return tokens, values
-
-
-class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """The log-probability of a token, given the tokens before it.
-
-    A long prompt has very many, which the garbage collector needs not look through.
-    """
-
-    token: int
-    logprob: float
-    rank: int  # 1: the most probable
-    top: tuple[tuple[int, float], ...]  # the most probable tokens and their log-probabilities, best first
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:

@@ -33,9 +33,10 @@ class DraftMapping:
         obstacle = compare_vocabularies(target.vocabulary, drafter.vocabulary).drafting_obstacle
         if obstacle:
             raise ConfigError(obstacle)
-        same = counterparts(drafter.vocabulary, target.vocabulary)  # [V]
+        ids = counterparts(drafter.vocabulary, target.vocabulary)
+        same = torch.tensor(ids)  # [V]
         own = torch.arange(target.vocabulary.size, target.vocabulary.size + len(same))
-        pairs = ((target_id, drafter_id) for drafter_id, target_id in enumerate(same.tolist()) if target_id >= 0)
+        pairs = ((target_id, drafter_id) for drafter_id, target_id in enumerate(ids) if target_id >= 0)
         return cls(
             target,
             drafter,

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 Convention = Literal["byte_level", "sentencepiece", "plain"]
 Meaning = bytes | str  # what a token stands for: bytes of the text, or the role or name of a control token
 
@@ -192,14 +189,14 @@ def compare_vocabularies(target: Vocabulary, other: Vocabulary) -> Compatibility
     )
 
 
-def counterparts(vocabulary: Vocabulary, other: Vocabulary) -> Tensor:
-    """Return the other vocabulary's id of each token's string, or −1: [V] int64.
+def counterparts(vocabulary: Vocabulary, other: Vocabulary) -> list[int]:
+    """Return the other vocabulary's id of each token's string, or −1: [V].
 
     Each of the other's ids occurs at most once, so a permuted distribution stays a distribution.
     """
     if _identical(vocabulary, other):
-        return torch.arange(vocabulary.size)
-    ids = torch.full((vocabulary.size,), -1, dtype=torch.int64)
+        return list(range(vocabulary.size))
+    ids = [-1] * vocabulary.size
     for meaning, token in vocabulary.ids.items():
         ids[token] = other.ids.get(meaning, -1)
     return ids

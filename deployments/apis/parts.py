@@ -10,7 +10,7 @@ import msgspec
 
 from actors.coordinator.request import Delta, Request, Statistics
 from actors.wire.messages import Token
-from decoding.sampling.sampler import TokenLogprobs
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 from deployments.apis.decoder import TokenDecoder
 

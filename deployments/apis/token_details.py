@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from actors.wire.messages import MemberView, TokenSource
 from decoding.drafts.draft import ProposerName
-from decoding.sampling.sampler import TokenLogprobs
+from decoding.sampling.logprobs import TokenLogprobs
 from deployments.apis.decoder import TokenDecoder
 from deployments.apis.parts import Part, TextToken
 

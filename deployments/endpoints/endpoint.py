@@ -10,7 +10,7 @@ from decoding.beams.options import BeamOptions
 from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import ProposerName
 from decoding.errors import InvalidRequestError, UnknownModelError
-from decoding.sampling.noise import choice_seed
+from decoding.sampling.noise_keys import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.vocabulary import Compatibility
 from deployments.apis.chat.request import ChatRequest

@@ -19,7 +19,7 @@ from deployments.configuration.roles import roles_in
 from deployments.endpoints.service import Service
 from deployments.monitoring.metrics import ENDPOINT_LABELS, ENGINE
 from deployments.scaling.controller import Placement
-from engine.model.page_tables import PAGE_SIZE
+from engine.model.page_allocator import PAGE_SIZE
 
 _PROCESS = ProcessCollector(registry=None)
 

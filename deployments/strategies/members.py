@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from actors.coordinator.request import Delta, Request
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
-from decoding.sampling.noise import choice_seed
+from decoding.sampling.noise_keys import choice_seed
 from decoding.sampling.params import SamplingParams
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from decoding.errors import ConfigError
 from decoding.sampling.penalties import TOKEN_BYTES
 from engine.loading.host import AUTO_SLOTS, CPU_SHARE, USABLE, free_host_bytes
 from engine.model.kv_pages import KVPages
-from engine.model.page_tables import PAGE_SIZE
+from engine.model.page_allocator import PAGE_SIZE
 
 GIB = 2**30
 

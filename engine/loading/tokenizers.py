@@ -1,9 +1,8 @@
-"""Hugging Face tokenizers: for grammars, which need the bytes of tokens, and in pairs, for mappings of two models."""
+"""Hugging Face tokenizers: for grammars and for texts of other tokenizers, which need the bytes of tokens."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from copy import copy, deepcopy
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar
 
 from llguidance import LLTokenizer, TokenizerWrapper
 from llguidance.hf import from_tokenizer
@@ -11,20 +10,12 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, TokenizersBackend
 
 from decoding.errors import ConfigError
-from decoding.tokenizers.draft_mapping import DraftMapping
-from decoding.tokenizers.logits_mapping import LogitsMapping
 from decoding.tokenizers.text_aligner import Speller
-from decoding.tokenizers.vocabulary import Vocabulary, compare_vocabularies
-from engine.loading.settings import load_tokenizer, read_header, vocabulary_size
-
-if TYPE_CHECKING:
-    from engine.loading.checkpoint import ModelSpec
+from decoding.tokenizers.vocabulary import Vocabulary
 
 _UNKNOWN = "\ufffd"  # what decoders return for bytes that are not a character
 _STRIDE = 7919  # a prime; changes the order of the tokens
 _ROLES = ("eos", "bos", "unk", "pad", "sep", "cls", "mask")  # the first counts if a token has several
-_Loaded = tuple[PreTrainedTokenizerBase, int]  # the tokenizer, V
-_Mapping = TypeVar("_Mapping", DraftMapping, LogitsMapping)
 
 
 def copy_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -145,62 +136,6 @@ def begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the tokenizer puts its "bos" token before a text."""
     begin: list[int] = tokenizer.encode("a")
     return tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
-
-
-def load_draft_mappings(drafter: "ModelSpec", targets: "Sequence[ModelSpec]") -> dict[str, DraftMapping]:
-    """Return a mapping for each target that has another tokenizer than the drafter, by the target's name.
-
-    Raises:
-        ConfigError: a tokenizer can't be loaded, or drafts can't be translated.
-    """
-
-    def differ(target: _Loaded, own: _Loaded) -> bool:
-        return target[0].get_vocab() != own[0].get_vocab()
-
-    return _load_mappings(DraftMapping, drafter, targets, differ, "draft for")
-
-
-def load_logits_mappings(member: "ModelSpec", leaders: "Sequence[ModelSpec]") -> dict[str, LogitsMapping]:
-    """Return a mapping for each leader that has another tokenizer than the member, by the leader's name.
-
-    Raises:
-        ConfigError: a tokenizer can't be loaded, or the two have too little in common.
-    """
-
-    def differ(leader: _Loaded, own: _Loaded) -> bool:
-        return not compare_vocabularies(vocabulary_of(*leader), vocabulary_of(*own)).identical
-
-    return _load_mappings(LogitsMapping, member, leaders, differ, "join")
-
-
-def _load_mappings(
-    kind: type[_Mapping],
-    model: "ModelSpec",
-    others: "Sequence[ModelSpec]",
-    differ: Callable[[_Loaded, _Loaded], bool],
-    purpose: str,
-) -> dict[str, _Mapping]:
-    mappings: dict[str, _Mapping] = {}
-    if not others:
-        return mappings
-    own = _load(model)
-    for spec in others:
-        other = _load(spec)
-        if differ(other, own):
-            try:
-                mappings[spec.name] = kind.build(
-                    speller_of(*other), speller_of(*own), begins_texts=begins_texts(own[0])
-                )
-            except ConfigError as error:
-                raise ConfigError(f"models.{model.name} can't {purpose} {spec.name!r}: {error}") from error
-    return mappings
-
-
-def _load(spec: "ModelSpec") -> _Loaded:
-    trusted = spec.trust_remote_code
-    tokenizer = load_tokenizer(spec.path, spec.revision, trust_remote_code=trusted)
-    header = read_header(spec.path, spec.revision, trust_remote_code=trusted)
-    return tokenizer, vocabulary_size(header)
 
 
 def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

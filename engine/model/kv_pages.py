@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from decoding.sampling.transfer import tensor_on
-from engine.model.page_tables import PAGE_SIZE, PageTables
+from engine.model.page_allocator import PAGE_SIZE
+from engine.model.page_tables import PageTables
 from engine.model.row_states import RowStates
 
 

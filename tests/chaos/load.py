@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from decoding.sampling.sampler import TokenLogprobs
+from decoding.sampling.logprobs import TokenLogprobs
 
 R = TypeVar("R")  # what a request is to whoever sends it
 _LOGPROB_TOLERANCE = 1e-3

@@ -8,7 +8,7 @@ from actors.coordinator.active_request import TextStream
 from actors.coordinator.request import Delta, Request, Statistics
 from actors.wire.messages import ReplicaAddress, Report, Token, TokenSource
 from decoding.drafts.draft import ProposerName
-from decoding.sampling.sampler import TokenLogprobs
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.stopping import FinishReason
 
 VOCAB = 2048

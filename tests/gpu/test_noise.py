@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from decoding.sampling.noise import gumbel, noise_key, uniform
+from decoding.sampling.noise import gumbel, uniform
+from decoding.sampling.noise_keys import noise_key
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 

@@ -10,8 +10,8 @@ from actors.replica.in_process import Engine
 from actors.verifier.loop import Target
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Beams, Cancel
+from decoding.beams.hypothesis import Hypothesis
 from decoding.beams.options import BeamOptions
-from decoding.beams.search import Hypothesis
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner

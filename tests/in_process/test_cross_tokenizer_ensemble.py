@@ -18,7 +18,8 @@ from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from decoding.blending.blend import blend
 from decoding.blending.params import BlendParams, EnsembleOptions
-from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.logits_mapping import LogitsMapping
 from engine.loading.tokenizers import speller_of

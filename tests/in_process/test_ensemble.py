@@ -25,7 +25,8 @@ from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Messa
 from decoding.blending.blend import blend
 from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import UnavailableError
-from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
 from decoding.sampling.params import SamplingParams
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner

@@ -5,8 +5,8 @@ from itertools import chain
 
 from actors.verifier.beams import BeamRow
 from actors.wire.messages import Admit, Beams, Failed
+from decoding.beams.hypothesis import Hypothesis
 from decoding.beams.options import BeamOptions
-from decoding.beams.search import Hypothesis
 from decoding.sampling.params import SamplingParams
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner

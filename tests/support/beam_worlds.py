@@ -8,8 +8,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from decoding.beams.hypothesis import Hypothesis
 from decoding.beams.options import BeamOptions
-from decoding.beams.search import BeamSearch, Hypothesis, beam_noise
+from decoding.beams.search import BeamSearch, beam_noise
 
 World = Callable[[tuple[int, ...]], Tensor]  # tokens of an answer to log-probabilities of the next, [V]
 

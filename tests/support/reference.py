@@ -17,7 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
 from decoding.sampling.params import SamplingParams
 
 _BATCH = 20

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
-from actors.wire.logits_codec import LogitsTransport, unpack
-from actors.wire.messages import Join, LogitsReply, LogitsRequest
+from actors.wire.logits_codec import unpack
+from actors.wire.messages import Join, LogitsReply, LogitsRequest, LogitsTransport
 from decoding.errors import ConfigError
 from decoding.tokenizers.logits_mapping import LogitsMapping
 from tests.support.byte_level import byte_level_tokenizer, byte_level_tokenizer_with_end

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from actors.ensemble.member import MemberRow
-from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
-from actors.wire.messages import Join, LogitsRequest
+from actors.wire.logits_codec import pack, unpack
+from actors.wire.messages import Join, LogitsRequest, LogitsTransport, PackedLogits
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import VOCAB, tiny_model

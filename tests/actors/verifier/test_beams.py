@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from actors.loops.row_table import RowTable
 from actors.verifier.beams import BeamRow
+from decoding.beams.hypothesis import Hypothesis
 from decoding.beams.options import BeamOptions, EarlyStopping
-from decoding.beams.search import BeamSearch, Hypothesis, beam_noise
+from decoding.beams.search import BeamSearch, beam_noise
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
 from tests.support.beam_loop import Asked, PlainRow, beam_row, begin, search_all, step

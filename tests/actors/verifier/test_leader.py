@@ -8,7 +8,7 @@ import torch
 from actors.loops.options import LoopOptions
 from actors.verifier.loop import Target
 from actors.wire.link import LocalExchange
-from actors.wire.logits_codec import LogitsTransport, pack
+from actors.wire.logits_codec import pack
 from actors.wire.messages import (
     Admit,
     Cancel,
@@ -19,6 +19,7 @@ from actors.wire.messages import (
     Joined,
     LogitsReply,
     LogitsRequest,
+    LogitsTransport,
     Member,
     MemberLost,
     Message,

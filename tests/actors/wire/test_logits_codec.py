@@ -19,8 +19,8 @@ from actors.coordinator.request import Request
 from actors.loops.thread import LoopThread
 from actors.replica.in_process import generate
 from actors.verifier.loop import Target
-from actors.wire.logits_codec import LogitsTransport, PackedLogits, SharedLogits, accept, offer, pack, unpack
-from actors.wire.messages import ReplicaAddress
+from actors.wire.logits_codec import SharedLogits, accept, offer, pack, unpack
+from actors.wire.messages import LogitsTransport, PackedLogits, ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.blending.params import BlendParams
 from engine.model.runner import Runner

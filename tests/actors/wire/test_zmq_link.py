@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from actors.wire import zmq_link
 from actors.wire.link import Envelope, Link
-from actors.wire.logits_codec import PackedLogits
-from actors.wire.messages import Admit, Cancel, Heartbeat, LogitsReply, Message, Offer, Report
+from actors.wire.messages import Admit, Cancel, Heartbeat, LogitsReply, Message, Offer, PackedLogits, Report
 from actors.wire.zmq_link import ConnectingZmqLink, PeerRoutes, ReplicaZmqLink, name_with_key, new_routing_id
 from decoding.sampling.params import SamplingParams
 from tests.chaos.proxy import Relays

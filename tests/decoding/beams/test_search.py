@@ -9,7 +9,8 @@ import torch
 from decoding.beams.options import BeamOptions, EarlyStopping
 from decoding.beams.search import BeamSearch, Fork, beam_noise
 from decoding.errors import InvalidRequestError
-from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
 from tests.support.beam_worlds import log_prob, random_world, ranked, search, table, texts
 
 END = 0

@@ -16,7 +16,8 @@ from decoding.drafts.verification import (
     draw,
     verify_by_rejection,
 )
-from decoding.sampling.noise import ACCEPTANCE, gumbel, noise_key, uniform
+from decoding.sampling.noise import gumbel, uniform
+from decoding.sampling.noise_keys import ACCEPTANCE, noise_key
 from tests.support.properties import repeatable
 
 VOCAB = 6

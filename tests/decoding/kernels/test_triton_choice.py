@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decoding.sampling.batch import SamplingBatch
-from decoding.sampling.noise import noise_key
+from decoding.sampling.noise_keys import noise_key
 from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
 from tests.support.interpreter import DEVICE

@@ -22,7 +22,8 @@ from decoding.drafts.verification import (
     draw,
     verify_by_rejection,
 )
-from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
 from tests.support.chi_square import count, p_value
 
 VOCAB = 3

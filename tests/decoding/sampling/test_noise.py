@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.sampling.noise import ACCEPTANCE, OWN_TOKENS, choice_seed, draft_stream, gumbel, noise_key, uniform
+from decoding.sampling.noise import gumbel, uniform
+from decoding.sampling.noise_keys import ACCEPTANCE, OWN_TOKENS, choice_seed, draft_stream, noise_key
 from decoding.sampling.params import MAX_SEED
 from tests.support.chi_square import count, p_value
 

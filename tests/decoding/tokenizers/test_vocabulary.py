@@ -137,9 +137,9 @@ def test_a_report_by_hand() -> None:
 
 
 def test_counterparts_by_hand() -> None:
-    assert counterparts(A, B).tolist() == [1, -1, 2, -1, 0, -1]
-    assert counterparts(B, A).tolist() == [4, 0, 2, -1, -1]
-    assert counterparts(B, B).tolist() == [0, 1, 2, 3, 4]
+    assert counterparts(A, B) == [1, -1, 2, -1, 0, -1]
+    assert counterparts(B, A) == [4, 0, 2, -1, -1]
+    assert counterparts(B, B) == [0, 1, 2, 3, 4]
 
 
 def permuted(tokenizer: Tokenizer) -> Vocabulary:

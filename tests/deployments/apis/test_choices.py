@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from actors.coordinator.request import Delta, Request
 from actors.wire.messages import MemberShare
 from decoding.drafts.prediction import Alignment
-from decoding.sampling.noise import choice_seed
+from decoding.sampling.noise_keys import choice_seed
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

@@ -8,8 +8,8 @@ import pytest
 
 from actors.coordinator.request import Delta, Request, Statistics
 from actors.wire.messages import Token
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import TokenLogprobs
 from deployments.apis.decoder import TokenDecoder
 from deployments.apis.parts import Part, TextToken, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest

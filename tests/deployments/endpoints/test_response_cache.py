@@ -8,8 +8,8 @@ from fastapi.testclient import TestClient
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
 from actors.wire.messages import MemberShare, MemberView, Token
 from decoding.errors import UnavailableError
+from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import TokenLogprobs
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.endpoints.service import Service

@@ -21,7 +21,7 @@ from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from engine.loading.settings import load_tokenizer
-from engine.loading.tokenizers import load_logits_mappings
+from engine.loading.token_mappings import load_logits_mappings
 from tests.deployments.conftest import tiny_runner
 from tests.support.permuted import permutation, permuted_model, permuted_tokenizer
 from tests.support.waiting import wait_until

@@ -19,7 +19,7 @@ from engine.loading.runners import load_runner
 from engine.loading.settings import vocabulary_size
 from engine.loading.supported import try_out
 from engine.loading.tensor_parallel import load_sharded_runner
-from engine.loading.tokenizers import load_draft_mappings
+from engine.loading.token_mappings import load_draft_mappings
 from engine.model.cuda_graphs import CudaGraphs
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner

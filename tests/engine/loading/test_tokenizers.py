@@ -11,19 +11,14 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, 
 
 from decoding.errors import ConfigError
 from decoding.grammars.grammar import Grammar
-from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
 from decoding.sampling.params import SamplingParams, Structure
 from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.text_aligner import Speller
 from engine.loading.checkpoint import ModelSpec
-from engine.loading.tokenizers import (
-    begins_texts,
-    copy_tokenizer,
-    load_draft_mappings,
-    speller_of,
-    structure_tokenizer,
-    vocabulary_of,
-)
+from engine.loading.token_mappings import load_draft_mappings
+from engine.loading.tokenizers import begins_texts, copy_tokenizer, speller_of, structure_tokenizer, vocabulary_of
 from tests.support import tokenizers
 from tests.support.byte_level import byte_level_tokenizer
 from tests.support.permuted import permutation, permuted_tokenizer

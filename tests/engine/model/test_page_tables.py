@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.errors import OutOfPagesError
-from engine.model.page_tables import PageAllocator, PageKeys, PageTables
+from engine.model.page_allocator import PageAllocator, PageKeys
+from engine.model.page_tables import PageTables
 from tests.support.properties import repeatable
 
 SIZE, SLOTS, CAPACITY = 4, 4, 40

@@ -4,7 +4,7 @@ import pytest
 
 from engine.kernels.state import StateRow
 from engine.model.kv_pages import KVPages
-from engine.model.page_tables import PAGE_SIZE, PageKeys
+from engine.model.page_allocator import PAGE_SIZE, PageKeys
 from engine.model.ragged_batch import RowInput
 from engine.model.row_states import MAX_UNSETTLED, RowStates
 
