@@ -9,6 +9,10 @@ from pathlib import Path
 import grimp
 import pytest
 
+from deployments.configuration.config import load_config
+from deployments.configuration.paths import locate
+from engine.loading.settings import load_tokenizer
+
 ROOT = Path(__file__).parents[1]
 LAYERS = ("actors", "benchmarks", "cli", "consort", "decoding", "deployments", "engine", "evaluation", "training")
 WEB = {"fastapi", "starlette"}
@@ -116,6 +120,32 @@ print({"torch", "transformers"} & {*sys.modules})
 def test_the_default_application_is_built_without_torch() -> None:
     process = subprocess.run([sys.executable, "-c", APPLICATION], cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.stdout.strip() == "set()", process.stderr
+
+
+COORDINATOR = """
+import sys
+import deployments.replicas.coordinator
+from engine.loading.lean_imports import without_torch
+with without_torch():
+    from deployments.configuration.config import load_config
+    from deployments.endpoints.loading import load_endpoints
+    config = load_config()
+    endpoints = load_endpoints(config)
+import deployments.endpoints.service, deployments.http.live_metrics, deployments.http.routes
+print({"torch"} & {*sys.modules}, config.loads_code)
+import torch
+print(torch.ones(1).item(), *next(iter(endpoints.values())).encoder.tokenizer.encode("Why is the sky blue?"))
+"""
+
+
+def test_a_coordinator_of_the_default_application_needs_no_torch() -> None:
+    process = subprocess.run([sys.executable, "-c", COORDINATOR], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    lean, tokens = process.stdout.splitlines()
+    path = locate(load_config().models["smollm2"].path)
+    expected = load_tokenizer(path).encode("Why is the sky blue?")
+    assert (lean, tokens) == ("set() False", " ".join(map(str, [1.0, *expected])))
+    assert not process.stderr
 
 
 EVERY_HELP = """

@@ -59,6 +59,14 @@ class ServerConfig(StrictModel):
         drafts_only = drafter is not None and roles_in(self.endpoints.values())[drafter] == "drafter"
         return self.models[drafter].adapters if drafter is not None and drafts_only else {}
 
+    @property
+    def loads_code(self) -> bool:
+        """Whether a coordinator loads code that is named here, which may need anything."""
+        endpoints = self.endpoints.values()
+        return any(model.trust_remote_code for model in self.models.values()) or any(
+            endpoint.stopping or (endpoint.strategy is not None and endpoint.strategy.utility) for endpoint in endpoints
+        )
+
     def max_adapters_of(self, endpoint: str) -> int:
         """Return how many adapters an endpoint may have if some may be loaded at run time; else 0."""
         target = self.endpoints[endpoint].target

@@ -15,7 +15,6 @@ from deployments.configuration.paths import check_local, is_local, nested_adapte
 from deployments.configuration.values import check_name
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.fields.strict import nearest
-from engine.loading.lora import read_lora
 
 TryOut = Callable[[ServedEndpoint], Awaitable[None]]
 
@@ -147,6 +146,8 @@ def read_adapter(name: str, path: str) -> Adapter:
 
     Raises InvalidRequestError if one can't be read.
     """
+    from engine.loading.lora import read_lora  # loads torch
+
     try:
         if is_local(path):
             check_local(path)

@@ -27,7 +27,6 @@ from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.fields.sampling import SamplingFields
 from deployments.strategies.strategy import load_strategy
-from engine.loading.lora import read_lora
 from engine.loading.settings import (
     SamplingDefaults,
     context_length,
@@ -109,6 +108,8 @@ def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
 
 
 def _adapter(name: str, path: str, *, key: str) -> Adapter:
+    from engine.loading.lora import read_lora  # loads torch
+
     located = locate(path)
     with naming(key):
         return Adapter(name, located, read_lora(located).version)

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from deployments.replicas.discovery import AdapterExchange, AddressQuery, Discov
 from deployments.replicas.environment import APP_NAME, deployment_name, share_interpreter, uncollected
 from deployments.replicas.model_replica import ModelReplica
 from deployments.scaling.controller import placements, set_replicas
+from engine.loading.lean_imports import without_torch
 
 if TYPE_CHECKING:
     from deployments.endpoints.adapters import AdapterChange
@@ -100,7 +102,8 @@ class CoordinatorIngress:
     def _start_service(
         self, config: ServerConfig, on_demand: set[str], ledger: DeploymentHandle[KeyLedger] | None
     ) -> "Service":
-        with uncollected():
+        lean = nullcontext if config.loads_code else without_torch
+        with uncollected(), lean():
             from actors.coordinator.loop import Coordinator
             from actors.loops.thread import LoopThread
             from actors.wire.zmq_link import ConnectingZmqLink
