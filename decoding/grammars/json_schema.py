@@ -95,6 +95,18 @@ PATTERNS = {
     "uri": _uri(),
 }
 LONGEST = {"hostname": 253}  # characters; RFC 1123
+# What JSON Schema defines and we don't. Other names, such as pydantic's `path`, are annotations and restrict nothing.
+_REFUSED_FORMATS = {
+    "idn-email",
+    "idn-hostname",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "uri-reference",
+    "uri-template",
+}
 
 
 def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +147,7 @@ def _rewritten(schema: Any, one_spelling: bool) -> Any:
     inner = {
         keyword: _rewritten_value(keyword, value, one_spelling)
         for keyword, value in schema.items()
-        if keyword not in _NOT_ENFORCED
+        if keyword not in _NOT_ENFORCED and not _restricts_nothing(keyword, value)
     }
     keys_told_apart = inner if one_spelling else _with_spelled_keys(inner)
     return exact_bounds(_with_exact_format(keys_told_apart))
@@ -147,6 +159,12 @@ def _rewritten_value(keyword: str, value: Any, one_spelling: bool) -> Any:
     if keyword in _NAMED and isinstance(value, Mapping):
         return {name: _rewritten(schema, one_spelling) for name, schema in value.items()}
     return _rewritten(value, one_spelling)
+
+
+def _restricts_nothing(keyword: str, value: Any) -> bool:
+    if keyword == "format":
+        return isinstance(value, str) and value not in PATTERNS and value not in _REFUSED_FORMATS
+    return keyword == "propertyNames" and value in (True, {}, {"type": "string"})
 
 
 def _check(schema: Mapping[str, Any]) -> None:

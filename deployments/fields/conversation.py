@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
-from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
+from deployments.fields.strict import ContentPart, IgnoredFields, StrictModel, Text, wrong_field
 from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject
 
@@ -26,7 +26,8 @@ _OTHER_PROPERTIES = {
     "oneOf",
     "if",
 }
-MOST_TOOLS = 128
+_Function = TypeVar("_Function")
+Offered = Annotated[Items[_Function], Field(max_length=128)]
 _OFFERED = "Functions that the model may call."
 _CHOICE = "`auto`, `none`, `required`, one function, which must be called then, or the `allowed_tools`."
 
@@ -147,6 +148,26 @@ def _flat_name(value: Any) -> object:
     return None
 
 
+def functions_only(definition: str, kind: str = "function") -> BeforeValidator:
+    """Validator that leaves out tools of other kinds, such as searches that a provider's server runs.
+
+    They are an error in a strict request. definition: the field by which a tool is known as a function.
+    """
+
+    def is_function(tool: object) -> bool:
+        return not isinstance(tool, dict) or tool.get("type") in (None, kind) or definition in tool
+
+    def read(value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, list) or not isinstance(info.context, IgnoredFields):
+            return value
+        for tool in value:
+            if not is_function(tool):
+                info.context.note(f"tools.{tool['type']}")
+        return [tool for tool in value if is_function(tool)]
+
+    return BeforeValidator(read)
+
+
 class ToolUse(StrictModel):
     """Tool fields that chat and responses share."""
 
@@ -244,7 +265,7 @@ def _document(schema: dict[str, Any], base: str) -> dict[str, Any]:
 class ToolFields(ToolUse):
     """Tool fields of chat."""
 
-    tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] | None = Field(None, description=_OFFERED)
+    tools: Annotated[Offered[Tool], functions_only("function")] | None = Field(None, description=_OFFERED)
     tool_choice: Annotated[
         ToolChoice | None, _choice_reader('{"type": "function", "function": {"name": …}}', _nested_name)
     ] = Field(None, description=_CHOICE)
@@ -257,7 +278,7 @@ class ToolFields(ToolUse):
 class FlatToolFields(ToolUse):
     """Tool fields of responses."""
 
-    tools: Annotated[Items[FlatTool], Field(max_length=MOST_TOOLS)] | None = Field(None, description=_OFFERED)
+    tools: Annotated[Offered[FlatTool], functions_only("parameters")] | None = Field(None, description=_OFFERED)
     tool_choice: Annotated[ToolChoice | None, _choice_reader('{"type": "function", "name": …}', _flat_name)] = Field(
         None, description=_CHOICE
     )
@@ -303,7 +324,7 @@ class Message(StrictModel):
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "Message":
-        if self.content is None and self.role != "assistant":  # an answer may have been empty
+        if self.content is None and self.role not in ("assistant", "tool"):  # answers and results may be empty
             raise wrong_field("content", "is required")
         if self.tool_calls and self.role != "assistant":
             raise wrong_field("tool_calls", f"has no place in the role {self.role!r}")

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from decoding.beams.options import MAX_BEAMS
 from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
@@ -12,9 +12,18 @@ from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Ve
 from deployments.fields.ensembles import EnsembleFields
 from deployments.fields.prompts import Compressed
 from deployments.fields.sampling import BeamFields, SamplingFields
-from deployments.fields.strict import StrictModel, Text, wrong_field
+from deployments.fields.strict import IgnoredFields, StrictModel, Text, wrong_field
 from deployments.fields.structures import ResponseFormat, StructuredOutputs, with_structured_outputs
-from deployments.fields.types import MIN_TIMEOUT_S, Limit, at_most, only, without_effect
+from deployments.fields.types import (
+    JSON_TEXTS,
+    MIN_TIMEOUT_S,
+    EndpointName,
+    JsonObject,
+    Limit,
+    at_most,
+    only,
+    without_effect,
+)
 
 _MOST_METADATA = 64  # entries; OpenAI takes 16
 _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {  # by name: values that change nothing, what to send instead
@@ -49,8 +58,8 @@ _WithoutSpecialTokens = Annotated[
 class CompatibilityFields(StrictModel):
     """Fields without effect in completions and chat."""
 
-    user: Text | None = Field(None, description="Accepted for compatibility, and not used.")
-    metadata: Annotated[dict[Text, Text], at_most(_MOST_METADATA)] | None = Field(None, description="The same.")
+    user: Annotated[Any, JSON_TEXTS] = Field(None, description="Accepted for compatibility, and not used.")
+    metadata: Annotated[JsonObject, at_most(_MOST_METADATA)] | None = Field(None, description="The same.")
     safety_identifier: str | None = Field(None, description="The same.")
     prompt_cache_key: str | None = Field(None, description="The same.")
     service_tier: str | None = Field(None, description="The same.")
@@ -72,9 +81,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     logprobs_field: ClassVar[str] = "top_logprobs"
     default_max_tokens: ClassVar[int | None]  # None: as many as fit into the context
 
-    model: str = Field(
-        "", description="An endpoint's name, as GET /v1/models lists them; below its own base URL it may be left out."
-    )
+    model: EndpointName = ""
     max_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
     seed: int | None = Field(None, description="Same seed, same text; drawn if missing or -1, and returned either way.")
     strict: bool | None = Field(None, description="true: refuse unknown fields instead of ignoring them.")
@@ -90,7 +97,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         None, description="Structure of the answer: `json` (a schema), `regex`, `choice` (of texts) or `grammar`."
     )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
+    stream_options: StreamOptions | None = Field(None, description="Without effect where nothing is streamed.")
     speculate: bool | None = Field(None, description="false: plain decoding, without drafts. Same text.")
     draft_length: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | None = Field(
         None, description="Most draft tokens that one step verifies, instead of the endpoint's. Same text."
@@ -120,10 +127,13 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
 
     @model_validator(mode="before")
     @classmethod
-    def _fields_of_other_servers(cls, data: object) -> object:
-        """Refuse those that would change the answer. What only tunes other servers is ignored."""
+    def _fields_of_other_servers(cls, data: object, info: ValidationInfo) -> object:
+        """Refuse those that would change the answer. What only tunes other servers, or streams, is ignored."""
         if not isinstance(data, dict):
             return data
+        if isinstance(info.context, IgnoredFields) and data.get("stream_options") and not data.get("stream"):
+            info.context.note("stream_options")
+            data = {**data, "stream_options": None}
         for name, (harmless, advice) in _REFUSED.items():
             if data.get(name) is not None and not any(data[name] == value for value in harmless):
                 raise wrong_field(name, f"is not supported and would change the answer; {advice}")

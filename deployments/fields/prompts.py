@@ -6,9 +6,9 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.prompt_positions import PromptPositions
-from deployments.fields.conversation import MOST_TOOLS, Conversation, Message, Tool
+from deployments.fields.conversation import Conversation, Message, Offered, Tool
 from deployments.fields.strict import StrictModel, Text, wrong_field
-from deployments.fields.types import Items, TokenId, Words
+from deployments.fields.types import EndpointName, Items, TokenId, Words
 
 _MOST_EXAMPLES = 256
 _METHODS = ("perplexity", "sentence", "attention")
@@ -106,7 +106,7 @@ class Compressed(NamedTuple):
 class CompressRequest(PromptCompression):
     """Body of POST /compress."""
 
-    model: str = Field(description="An endpoint's name.")
+    model: EndpointName = ""
     prompt: Text | None = Field(None, description="A text; this or `messages`.")
     messages: Items[Message] | None = Field(None, description="A conversation; this or `prompt`.")
 
@@ -132,7 +132,7 @@ class CompressedPrompt(BaseModel):
 class TokenizeRequest(StrictModel):
     """Body of POST /tokenize: a text, or a conversation for the chat template."""
 
-    model: str = Field(description="An endpoint's name.")
+    model: EndpointName = ""
     prompt: Text | None = Field(None, description="A text; this or `messages`.")
     messages: Items[Message] | None = Field(None, description="A conversation; this or `prompt`.")
     add_special_tokens: bool | None = Field(None, description="Of a text: false leaves out what the model begins with.")
@@ -140,7 +140,7 @@ class TokenizeRequest(StrictModel):
     add_generation_prompt: bool | None = Field(None, description="Of a conversation: as in chat.")
     continue_final_message: bool | None = Field(None, description="The same.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="The same.")
-    tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] | None = Field(None, description="The same.")
+    tools: Offered[Tool] | None = Field(None, description="The same.")
 
     @model_validator(mode="after")
     def _one_input(self) -> "TokenizeRequest":
@@ -170,7 +170,7 @@ class Tokenization(BaseModel):
 class DetokenizeRequest(StrictModel):
     """Body of POST /detokenize."""
 
-    model: str = Field(description="An endpoint's name.")
+    model: EndpointName = ""
     tokens: Items[TokenId] = Field(description="Token ids.")
 
 

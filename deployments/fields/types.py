@@ -77,7 +77,7 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check, json_schema_input_type=Any)
 
 
-def _without_surrogates_inside(value: dict[str, Any]) -> dict[str, Any]:
+def _without_surrogates_inside(value: Any) -> Any:
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:  # only in a process: bodies are JSON
@@ -121,7 +121,16 @@ def _is_token(value: object) -> bool:
 _Item = TypeVar("_Item")
 Items = Annotated[list[_Item], Field(fail_fast=True)]  # stop at the first wrong item: there may be very many
 
-JsonObject = Annotated[dict[str, Any], AfterValidator(_without_surrogates_inside)]
+EndpointName = Annotated[
+    str,
+    BeforeValidator(lambda name: "" if name is None else name),
+    Field(
+        description="An endpoint's name, as GET /v1/models lists them. May be left out below its base URL, "
+        "or if it is the only one."
+    ),
+]
+JSON_TEXTS = AfterValidator(_without_surrogates_inside)
+JsonObject = Annotated[dict[str, Any], JSON_TEXTS]
 Limit = Annotated[int, Field(le=_MAX_INT)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
 TokenIds = Annotated[Items[TokenId], Field(max_length=_MAX_TOKEN_IDS)]

@@ -32,32 +32,38 @@ def is_generating(scope: Scope) -> bool:
 class BaseUrls:
     """ASGI middleware that routes /NAME/v1/… as /v1/…, with the endpoint, or None, in the request's state.
 
-    NAME is that of an endpoint, or else a kind, for the first endpoint of that kind. kinds: by endpoint.
+    NAME is that of an endpoint, or else a kind, for the first endpoint of that kind. The state also has the server's
+    `only_endpoint`, or None. kinds: by endpoint.
     """
 
     def __init__(self, app: ASGIApp, *, kinds: Mapping[str, str]) -> None:
         firsts = {kind: name for name, kind in reversed(list(kinds.items()))}
         self._app, self._names = app, firsts | {name: name for name in kinds}
+        self._only = next(iter(kinds)) if len(kinds) == 1 else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
             start = max(0, path.find("/v1/", 2))
             name = self._names.get(path[1:start])
-            scope.setdefault("state", {})["endpoint"] = name
+            scope.setdefault("state", {}).update(endpoint=name, only_endpoint=self._only)
             if name is not None:
                 scope = {**scope, "path": path[start:], "raw_path": path[start:].encode()}
         await self._app(scope, receive, send)
 
 
 def resolve_model(model: str, request: Request) -> str:
-    """Endpoint named by `model` or by the base URL. Raises InvalidRequestError if none does, or they differ."""
+    """Endpoint named by `model` or by the base URL, or else the only one.
+
+    Raises InvalidRequestError if there are several and none is named, or `model` and the URL differ.
+    """
     own: str | None = getattr(request.state, "endpoint", None)
-    if not model and own is None:
-        raise InvalidRequestError("model: is required", field="model")
     if model and own is not None and model != own:
         raise InvalidRequestError(f"model: is {model!r}, but this base URL is of {own!r}; leave it out", field="model")
-    return model or own or ""
+    name = model or own or getattr(request.state, "only_endpoint", None)
+    if not name:
+        raise InvalidRequestError("model: is required; GET /v1/models lists the endpoints", field="model")
+    return name
 
 
 def on_start(send: Send, edit: Callable[[Message], None]) -> Send:

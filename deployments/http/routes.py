@@ -23,6 +23,7 @@ from deployments.apis.messages.writer import MessagesWriter
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.apis.responses.writer import ResponsesWriter
 from deployments.configuration.api_keys import KeyRing
+from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.fields.prompts import (
     CompressedPrompt,
@@ -146,26 +147,32 @@ def _add_answer_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_token_routes(router: APIRouter, service: Service) -> None:
+    def endpoint_of(
+        body: CountTokensRequest | TokenizeRequest | DetokenizeRequest | CompressRequest, request: Request
+    ) -> ServedEndpoint:
+        body.model = resolve_model(body.model, request)
+        return service.endpoint(body.model)
+
     @router.post("/v1/messages/count_tokens", responses=_ERRORS, response_model=TokenCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens a conversation has, by Anthropic's API."""
-        body.model = resolve_model(body.model, request)
-        return _json(await service.hold(request.state.key, partial(service.endpoint(body.model).count_tokens, body)))
+        return _json(await service.hold(request.state.key, partial(endpoint_of(body, request).count_tokens, body)))
 
     @router.post("/tokenize", responses=_ERRORS, response_model=Tokenization)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's or a conversation's token ids."""
-        return _json(await service.hold(request.state.key, partial(service.endpoint(body.model).tokenize, body)))
+        return _json(await service.hold(request.state.key, partial(endpoint_of(body, request).tokenize, body)))
 
     @router.post("/compress", responses=_ERRORS, response_model=CompressedPrompt)
     async def compress(body: CompressRequest, request: Request) -> Response:
         """A text or a conversation, shortened."""
+        endpoint_of(body, request)
         return _json(await service.compress(body, key=request.state.key))
 
     @router.post("/detokenize", responses=_ERRORS, response_model=Detokenization)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
-        return _json(await service.hold(request.state.key, partial(service.endpoint(body.model).detokenize, body)))
+        return _json(await service.hold(request.state.key, partial(endpoint_of(body, request).detokenize, body)))
 
 
 def _json(answer: BaseModel) -> Response:

@@ -5,24 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import (
-    MOST_TOOLS,
     Conversation,
     FunctionDefinition,
     FunctionName,
     Message,
+    Offered,
     ToolChoice,
     ToolUse,
+    functions_only,
     thinking_variables,
 )
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.strict import ContentPart, StrictModel, Text, without_nulls, wrong_field
+from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
 from deployments.fields.structures import structure_of
-from deployments.fields.types import Items, JsonObject, StopStrings, without_effect
+from deployments.fields.types import EndpointName, Items, JsonObject, StopStrings, without_effect
 
 BlockType = Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
 
@@ -178,7 +179,7 @@ class AnthropicConversation(ToolUse):
         description="The conversation so far: texts, or blocks `text`, `thinking`, `tool_use` and `tool_result`."
     )
     system: Texts | None = Field(None, description="What the model is told before the conversation.")
-    tools: Annotated[Items[AnthropicTool], Field(max_length=MOST_TOOLS)] | None = Field(
+    tools: Annotated[Offered[AnthropicTool], functions_only("input_schema", "custom")] | None = Field(
         None, description="Functions that the model may call: `name`, `description`, `input_schema`."
     )
     tool_choice: Annotated[ToolChoice | None, PlainValidator(_read_choice, json_schema_input_type=Any)] = Field(
@@ -240,12 +241,6 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
         others = {name: value for name, value in data.items() if name != "stop"}
         return {**others, "stop_sequences": data["stop"]}
 
-    @field_validator("metadata", mode="before")
-    @classmethod
-    def _without_nulls(cls, value: object) -> object:
-        """Drop entries without a value: clients send `user_id: null`."""
-        return without_nulls(value)
-
     def _conditions(self) -> list[tuple[bool, str, str]]:
         return [
             *super()._conditions(),
@@ -294,7 +289,7 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
 class CountTokensRequest(AnthropicConversation):
     """POST /v1/messages/count_tokens."""
 
-    model: str = Field("", description="An endpoint's name.")
+    model: EndpointName = ""
 
 
 class TokenCount(BaseModel):

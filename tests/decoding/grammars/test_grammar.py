@@ -46,7 +46,7 @@ def chain(link: Callable[[str], dict[str, Any]]) -> str:
         ("json", "[1]", "a schema is an object"),
         ("json", "true", "a schema is an object"),
         ("json", '{"type": "objct"}', "Invalid type: objct"),
-        ("json", '{"type": "string", "format": "zip"}', "Unknown format: zip"),
+        ("json", '{"type": "string", "format": "iri"}', "Unknown format: iri"),
         ("json", '{"not": {"type": "string"}}', "not"),
         ("json", '{"if": {"type": "string"}, "then": {"maxLength": 3}}', "if"),
         ("json", '{"$ref": "https://example.com/schema"}', "example.com"),

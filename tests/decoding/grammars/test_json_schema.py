@@ -104,6 +104,31 @@ def test_what_is_no_other_spelling_stays_allowed(schema: dict[str, Any], text: s
     assert matches(grammar_of(schema), text)
 
 
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string", "format": "path"}, '"/tmp"'),  # pydantic's pathlib.Path
+        ({"type": "integer", "format": "int64"}, "7"),  # OpenAPI's
+        ({"type": "string", "format": "cuid", "pattern": "^c[0-9]+$"}, '"c1"'),  # zod's
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}},
+            '{"a":null}',
+        ),
+    ],
+)
+def test_what_restricts_nothing_is_left_out(schema: dict[str, Any], text: str) -> None:
+    assert matches(grammar_of(schema), text)
+    assert not matches(grammar_of(schema), "true")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "string", "format": "uri-reference"}, {"type": "object", "propertyNames": {"maxLength": 3}}]
+)
+def test_what_is_not_enforced_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"uri-reference|propertyNames"):
+        grammar_of(schema)
+
+
 def test_compact_schemas_have_no_blanks_and_other_options_are_not_taken() -> None:
     schema = {**ROLE, "x-guidance": {"whitespace_flexible": False, "whitespace_pattern": ".*", "lenient": True}}
     text = '{"role":"user","a":[1,2]}'

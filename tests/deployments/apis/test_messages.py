@@ -214,7 +214,7 @@ def test_tokens_are_counted(http: TestClient) -> None:
             "messages.0.content.0.type",
         ),
         (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            {"tools": [{"type": "tool", "name": "f", "input_schema": {}}]},
             400,
             "invalid_request_error",
             "tools.0.type",
@@ -291,8 +291,8 @@ def test_details_of_tokens_have_no_effect(http: TestClient) -> None:
 
 def test_a_user_id_may_be_null(http: TestClient) -> None:
     send(http, metadata={"user_id": None})
-    response = http.post("/v1/messages", json={**BODY, "metadata": {"user_id": 5}})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "metadata.user_id")
+    response = http.post("/v1/messages", json={**BODY, "metadata": 5})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "metadata")
 
 
 def test_embeddings_are_refused_with_a_reason(http: TestClient) -> None:

@@ -187,7 +187,7 @@ def test_endpoints_have_base_urls(api: TestClient) -> None:
         "rerank",
         True,
     )
-    assert api.post("/v1/completions", json=BODY).json()["error"]["message"] == "model: is required"
+    assert api.post("/v1/completions", json=BODY).json()["error"]["message"].startswith("model: is required")
 
 
 @pytest.mark.parametrize(

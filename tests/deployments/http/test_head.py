@@ -45,6 +45,7 @@ def test_the_endpoint_follows_from_the_url(client: TestClient, path: str, expect
     ("path", "status"),
     [
         ("/v1/which", 400),
+        ("/v1/which?model=", 400),
         ("/a/v1/which?model=c", 400),
         ("/nobody/v1/which", 404),
         ("/a/which", 404),
@@ -56,6 +57,12 @@ def test_what_has_no_endpoint_is_refused(client: TestClient, path: str, status: 
     answer = client.get(path)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == ("model" if status == 400 else None)
+
+
+def test_the_only_endpoint_needs_no_name() -> None:
+    client = serving({"a": "plain"})
+    assert client.get("/v1/which").json() == client.get("/a/v1/which").json() == "a"
+    assert client.get("/v1/which?model=b").json() == "b"
 
 
 def test_an_endpoint_that_is_called_like_a_kind_has_the_url() -> None:

@@ -94,7 +94,8 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True, "strict": True}, "store"),
-        ({"tools": [{**FUNCTION, "type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{**FUNCTION, "type": "functon", "parameters": {}}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}], "strict": True}, "tools.0.name"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference"}]}, "input.0.type"),
         ({"input": [{"type": "function_call"}]}, "input.0.call_id"),
@@ -115,7 +116,7 @@ def test_what_needs_more_is_refused(fake: TestClient, fields: dict[str, object],
     ("fields", "param"),
     [
         ({"user": "\ud800"}, "user"),
-        ({"metadata": {"a": "\ud800"}}, "metadata.a"),
+        ({"metadata": {"a": "\ud800"}}, "metadata"),
         ({"tools": [{**FUNCTION, "parameters": {"a": ["\ud800"]}}]}, "tools.0.parameters"),
         ({"text": {"format": {"type": "text", "name": "\ud800"}}}, "text.format.name"),
         ({"text": {"format": {"type": "text", "description": "\ud800"}}}, "text.format.description"),

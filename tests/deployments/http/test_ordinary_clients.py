@@ -44,6 +44,9 @@ def test_an_earlier_answer_can_be_sent_back_as_a_client_keeps_it(
         ({"verbosity": "low", "store": True}, "verbosity, store"),
         ({"stream": True, "stream_options": {"include_obfuscation": False}}, "include_obfuscation"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"tools": [{"type": "custom", "custom": {"name": "patch"}}]}, "tools.custom"),
+        ({"user": {"id": 7}, "metadata": {"tags": ["a"]}}, None),
         ({"top_k": -1, "seed": -1}, None),
         ({"store": False, "reasoning_effort": "none", "prediction": {"type": "content", "content": "x"}}, None),
     ],
@@ -54,6 +57,45 @@ def test_fields_without_effect_are_ignored(fake: TestClient, fields: dict[str, A
     assert response.headers.get(IGNORED) == ignored
     if ignored:
         assert chat(fake, **fields, strict=True).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/completions", {"prompt": "hi", "model": None}),
+        ("/v1/responses", {"input": "hi", "model": ""}),
+        ("/v1/messages", {"messages": [USER]}),
+        ("/v1/messages/count_tokens", {"messages": [USER]}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/detokenize", {"tokens": [5]}),
+    ],
+)
+def test_the_only_model_need_not_be_named(fake: TestClient, route: str, body: dict[str, Any]) -> None:
+    response = fake.post(route, json=body)
+    assert response.status_code == 200, response.text
+    assert response.json().get("model", "consort") == "consort"
+
+
+def test_tools_that_a_providers_server_runs_are_left_out(fake: TestClient) -> None:
+    asked = {**MODEL, "messages": [USER]}
+    tools = [
+        {"name": "weather", "input_schema": {"type": "object"}},
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "bash_20250124", "name": "bash"},
+    ]
+    response = fake.post("/v1/messages", json={**asked, "tools": tools})
+    assert response.headers[IGNORED] == "tools.web_search_20250305, tools.bash_20250124"
+    shown = [fake.post("/v1/messages/count_tokens", json={**asked, "tools": few}).json() for few in (tools, tools[:1])]
+    assert shown[0] == shown[1]
+    forced = fake.post("/v1/messages", json={**asked, "tools": tools[1:], "tool_choice": {"type": "any"}})
+    assert (forced.status_code, forced.json()["error"]["param"]) == (400, "tool_choice")
+
+
+def test_a_tool_may_return_nothing(fake: TestClient) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    result = {"role": "tool", "tool_call_id": "1", "content": None}
+    assert chat(fake, messages=[USER, {"role": "assistant", "tool_calls": [call]}, result]).status_code == 200
 
 
 def test_a_drawn_seed_is_reported(fake: TestClient) -> None:
