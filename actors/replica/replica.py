@@ -15,6 +15,7 @@ from decoding.drafts.options import CorpusOptions
 from engine.heads.proposer import HeadProposer
 from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
+from engine.loading.host import stages
 from engine.loading.runners import load_pair, load_runner, load_with_heads, publish_weights
 from engine.loading.settings import load_tokenizer
 from engine.loading.tensor_parallel import Rank
@@ -114,6 +115,7 @@ class Replica:
         began_s = time.perf_counter()
         runner, options = load_replica(spec)
         loaded_s = time.perf_counter() - began_s
+        stages.info("timing its steps")
         prefill_s = _estimate_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
         self._adaptation = options.adaptation
         # A turn that publishes new weights loads them.

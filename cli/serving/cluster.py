@@ -25,7 +25,6 @@ from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.document import Mistakes
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.model import ModelConfig
 from deployments.configuration.paths import IS_CHECKOUT, ROOT
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def serving(config: ServerConfig, *, address: str | None, watch: Watch, log_leve
             if address is None:
                 check_demand(config, ray.cluster_resources())
             _deploy(config)
-            _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
+            _wait_until_ready(watch)
             if address is None:
                 _wait_for_discovery(local_client(config.http))
         yield
@@ -265,24 +264,14 @@ def _deploy(config: ServerConfig) -> None:
     ray.get(proxies, timeout=_PROXY_S)
 
 
-def _deployments_to_convert(config: ServerConfig) -> dict[str, ModelConfig]:
-    """Return the models that are GGUF files and not converted yet on this machine, by deployment."""
-    from deployments.replicas.environment import deployment_name
-
-    unconverted = {name: model for name, model in config.models.items() if not model.is_converted}
-    return {
-        deployment_name(name, role): unconverted[name] for name, role in config.roles().items() if name in unconverted
-    }
-
-
-def _wait_until_ready(watch: Watch, to_convert: Mapping[str, ModelConfig]) -> None:
+def _wait_until_ready(watch: Watch) -> None:
     from ray import serve
 
     from deployments.replicas.environment import APP_NAME
 
     while True:
         status = serve.status().applications[APP_NAME]
-        watch([_progress(name, overview, to_convert.get(name)) for name, overview in status.deployments.items()])
+        watch([_progress(name, overview) for name, overview in status.deployments.items()])
         _check_deployments(status)
         if status.status == "RUNNING":
             return
@@ -295,13 +284,14 @@ def _wait_for_discovery(client: Client) -> None:
         time.sleep(_POLL_S)
 
 
-def _progress(name: str, overview: "DeploymentStatusOverview", model: ModelConfig | None) -> StartProgress:
-    """model: the deployment's, if it was not converted when the start began."""
+def _progress(name: str, overview: "DeploymentStatusOverview") -> StartProgress:
+    from deployments.replicas.stages import stage_of
+
     if overview.status == "HEALTHY":
         return StartProgress(name, "ready")
     if "STARTING" not in map(str, overview.replica_states):
         return StartProgress(name, "waiting")
-    return StartProgress(name, "loading" if model is None or model.is_converted else "converting")
+    return StartProgress(name, stage_of(name))
 
 
 def _check_deployments(status: "ApplicationStatusOverview") -> None:

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
-from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,26 +13,27 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 Watch = Callable[[list["StartProgress"]], None]
+_READY, _UNTOLD = "ready", ("waiting", "loading")  # the latter get no lines of their own
+_SHOWN_S = 0.5  # least time of a stage that a finished row shows
 
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """The state of a starting deployment."""
+    """The state of a starting deployment: "waiting", "ready", or what it does meanwhile."""
 
     deployment: str
-    state: Literal["waiting", "loading", "converting", "ready"]
+    state: str
 
 
 class ProgressDisplay:
-    """A live table on a terminal; elsewhere, one line for each deployment once it is ready. A context manager."""
+    """A live table on a terminal; elsewhere, a line as each stage begins. A context manager."""
 
-    def __init__(self, console: Console, *, done: str = "ready") -> None:
+    def __init__(self, console: Console, *, done: str = _READY) -> None:
         """done: the word to show for finished deployments."""
         self._console = console
         self._done = done
         self._began_s = time.monotonic()
-        self._progress: dict[str, StartProgress] = {}
-        self._ready_after_s: dict[str, float] = {}
+        self._stages: dict[str, list[tuple[str, float]]] = {}  # by deployment: each state, and since when
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=10, transient=False)
 
@@ -53,34 +54,35 @@ class ProgressDisplay:
 
     def watch(self, progress: list[StartProgress]) -> None:
         """Update the deployments' states. Those that are no longer in the list are done."""
-        current = {state.deployment: state for state in progress}
-        done = [name for name in self._progress if name not in current]
-        for name in [*done, *(state.deployment for state in progress if state.state == "ready")]:
-            if name not in self._ready_after_s:
-                self._note_ready(name)
-        self._progress |= current | {name: StartProgress(name, "ready") for name in done}
+        states = dict.fromkeys(self._stages, _READY) | {each.deployment: each.state for each in progress}
+        for name, state in states.items():
+            stages = self._stages.setdefault(name, [])
+            if not stages or stages[-1][0] != state:
+                stages.append((state, self.elapsed_s))
+                if not self._console.is_terminal and state not in _UNTOLD:
+                    self._console.print(f"{name}: {self._word(state)} after {self.elapsed_s:.1f} s", soft_wrap=True)
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
 
-    def _note_ready(self, name: str) -> None:
-        self._ready_after_s[name] = self.elapsed_s
-        if not self._console.is_terminal:
-            self._console.print(f"{name}: {self._done} after {self.elapsed_s:.1f} s")
+    def _word(self, state: str) -> str:
+        return self._done if state == _READY else state
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
-        for name, progress in self._progress.items():
-            table.add_row(*self._row(name, progress))
+        for name, stages in self._stages.items():
+            table.add_row(*self._row(name, stages))
         return Group(table)
 
-    def _row(self, name: str, progress: StartProgress) -> tuple[RenderableType, str, str, str]:
-        if progress.state == "ready":
-            return "[green]✓[/]", name, f"[green]{self._done}[/]", f"[dim]{self._ready_after_s[name]:.1f} s[/]"
-        style = "dim" if progress.state == "waiting" else "cyan"
-        text = "converting, once" if progress.state == "converting" else progress.state
-        return self._spinner, name, f"[{style}]{text}[/]", f"[dim]{self.elapsed_s:.1f} s[/]"
+    def _row(self, name: str, stages: list[tuple[str, float]]) -> tuple[RenderableType, ...]:
+        state, since_s = stages[-1]
+        if state == _READY:
+            times = [(stage, until - since) for (stage, since), (_, until) in pairwise(stages) if stage not in _UNTOLD]
+            parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in times if seconds >= _SHOWN_S)
+            return "[green]✓[/]", name, f"[green]{self._done}[/]", f"[dim]{since_s:.1f} s[/]", f"[dim]{parts}[/]"
+        style = "dim" if state == "waiting" else "cyan"
+        return self._spinner, name, f"[{style}]{state}[/]", f"[dim]{self.elapsed_s:.1f} s[/]", ""
 
 
 @contextmanager

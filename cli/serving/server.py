@@ -60,7 +60,7 @@ def run_server(source: str | None, options: ServeOptions, *, model_options: Mapp
         return
     own_key = _add_own_key(config)
     with _served(config, address=options.address, log_level=options.log_level):
-        _show_token_reports(config, own_key)
+        _show_cards(config, own_key)
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
         may_stand_by = options.address is None and has_room_for_standby()
@@ -147,11 +147,13 @@ def _add_own_key(config: ServerConfig) -> str | None:
     return secret
 
 
-def _show_token_reports(config: ServerConfig, key: str | None) -> None:
-    """Print what the server has found out about models that have other tokens than their target."""
+def _show_cards(config: ServerConfig, key: str | None) -> None:
+    """Print what the server has found out about chat templates, and models that have other tokens than their target."""
     with suppress(ConsortError):  # where it listens may be out of reach from here
         for card in local_client(config.http, key).document("/v1/models")["data"]:
             _show_reports_of(card["id"], card["through_text"])
+            if card["tools"] == "built-in":
+                _console.print(f"{card['id']}: tools are shown by the built-in template; its own has no place for them")
 
 
 def _show_reports_of(endpoint: str, reports: Mapping[str, str]) -> None:

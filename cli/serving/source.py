@@ -27,6 +27,8 @@ from deployments.planning.plan import GIB, Assignment, Plan, plan_server, planne
 
 STANDARD_INPUT = "-"
 _ROUND = 1000  # tokens: the number is an estimate
+_MOST_LINES = 6  # of a plan
+_NGRAMS = "n-grams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +152,11 @@ def _from_standard_input() -> ServerConfig:
 
 
 def plan_lines(plan: Plan, config: ServerConfig) -> list[str]:
-    """Return a line for each model, one for what drafts, and the plan's notes."""
+    """Return a line for each model and each endpoint that drafts, and the plan's notes: six lines at most."""
     models = sorted(plan.models.values(), key=lambda model: model.drafts_for is not None)
-    lines = [_model_line(model, config) for model in models]
-    return [*lines, *_draft_lines(config), *plan.notes]
+    lines = [*(_model_line(model, config) for model in models), *_draft_lines(config), *plan.notes]
+    left = len(lines) - _MOST_LINES
+    return lines if left <= 0 else [*lines[: _MOST_LINES - 1], f"… {left + 1} lines more: --print-config shows all"]
 
 
 def configured_table(config: ServerConfig) -> Table:
@@ -193,7 +196,9 @@ def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
     if endpoint.heads is not None:
         yield str(endpoint.heads)
     if endpoint.ngram is not None:
-        yield "n-grams"
+        yield _NGRAMS
+    if endpoint.corpus is not None:
+        yield "earlier texts"
 
 
 def _model_line(model: Assignment, config: ServerConfig) -> str:
@@ -227,9 +232,8 @@ def _rounded(tokens: int) -> int:
 
 
 def _draft_lines(config: ServerConfig) -> Iterator[str]:
-    """Say where heads draft, or n-grams alone: a drafter would do more."""
     for name, endpoint in config.endpoints.items():
-        if endpoint.heads is not None:
-            yield f"{endpoint.heads}: in the replicas of {endpoint.target}"
-        elif endpoint.ngram is not None and endpoint.drafter is None:
-            yield f"drafts for {name}: n-grams of the text alone; `consort train drafter` makes a drafter for it"
+        drafters = list(_drafters(endpoint, config))
+        hint = "; `consort train drafter` makes a drafter for it" if drafters == [_NGRAMS] else ""
+        if drafters:
+            yield f"drafts for {name}: {', '.join(drafters)}{hint}"

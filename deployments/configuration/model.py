@@ -176,13 +176,6 @@ class ModelConfig(StrictModel):
         return self.replicas * self.tensor_parallel
 
     @property
-    def is_converted(self) -> bool:
-        """Whether the model can be loaded on this machine as it is: no GGUF file, or one that was converted before."""
-        from engine.loading.gguf.files import is_converted
-
-        return is_converted(locate(self.path), self.dtype, unpacked=self.unpacks)
-
-    @property
     def unpacks(self) -> bool:
         """Whether weights that are stored quantised are unpacked, because they will change or be split."""
         changes = self.quantization, self.adapter, self.adaptation

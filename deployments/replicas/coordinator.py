@@ -21,7 +21,9 @@ from deployments.configuration.config import ServerConfig
 from deployments.replicas.discovery import AdapterExchange, AddressQuery, Discovery, answers_of, coordinators
 from deployments.replicas.environment import APP_NAME, deployment_name, share_interpreter, uncollected
 from deployments.replicas.model_replica import ModelReplica
+from deployments.replicas.stages import published_stages
 from deployments.scaling.controller import placements, set_replicas
+from engine.loading.host import stages
 from engine.loading.lean_imports import without_torch
 
 if TYPE_CHECKING:
@@ -99,9 +101,11 @@ class CoordinatorIngress:
         gc.freeze()  # permanent objects: collecting them again would block the event loop
         self._tasks += [asyncio.create_task(discovery.run()), asyncio.create_task(self._adapters.run())]
 
+    @published_stages()
     def _start_service(
         self, config: ServerConfig, on_demand: set[str], ledger: DeploymentHandle[KeyLedger] | None
     ) -> "Service":
+        stages.info("importing")
         lean = nullcontext if config.loads_code else without_torch
         with uncollected(), lean():
             from actors.coordinator.loop import Coordinator
@@ -113,6 +117,7 @@ class CoordinatorIngress:
             from deployments.monitoring.metrics import Metrics
             from deployments.monitoring.tracing_setup import make_tracer
 
+            stages.info("reading tokenizers")
             endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)

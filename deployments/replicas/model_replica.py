@@ -17,7 +17,9 @@ from decoding.drafts.options import CorpusOptions
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.roles import Role
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
+from deployments.replicas.stages import published_stages
 from engine.heads.spec import HeadsSpec
+from engine.loading.host import stages
 from engine.loading.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class ReplicaAnswer:
 class ModelReplica:
     """A replica of a model: loads it and runs its loop."""
 
+    @published_stages()
     def __init__(
         self,
         name: str,
@@ -69,6 +72,7 @@ class ModelReplica:
         heads: on a target's hidden states; None: it has none.
         corpus: of a target; None: it keeps none.
         """
+        stages.info("importing torch")
         lean = nullcontext if config.num_gpus or config.tensor_parallel > 1 else lean_imports
         with uncollected(), lean():
             from actors.replica.replica import Replica, ReplicaSpec

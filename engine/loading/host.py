@@ -1,5 +1,6 @@
-"""Shares of the host's memory, and how its threads wait. Without torch, for commands that plan."""
+"""Shares of the host's memory, how its threads wait, and the log of what a start does. Without torch, for commands."""
 
+import logging
 from pathlib import Path
 
 USABLE = 0.9  # share of free memory; the rest is for activations, CUDA graphs and other processes
@@ -7,6 +8,7 @@ CPU_SHARE = 0.25  # of free memory for a KV cache on a CPU, which other programs
 AUTO_SLOTS = {"cuda": 256, "cpu": 64}
 PREFILL_CHUNK = 256  # the most prompt tokens of one step, which they share with running requests
 CGROUP = Path("/sys/fs/cgroup")
+stages = logging.getLogger("consort.stages")  # a record as each stage of a start begins
 
 
 def free_host_bytes() -> int:

@@ -16,6 +16,7 @@ from engine.heads.spec import HeadsSpec
 from engine.layers.faster_layers import use_faster_layers
 from engine.layers.lora import LoraLayers
 from engine.loading.checkpoint import ModelSpec, errors_of, load_model
+from engine.loading.host import stages
 from engine.loading.lora import read_lora
 from engine.loading.memory_budget import (
     Bytes,
@@ -100,6 +101,7 @@ class _Loaded(NamedTuple):
 
 
 def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
+    stages.info("reading the weights of %s", spec.name)
     model = load_model(spec)
     _copy_small_weights(model)
     weights: Bytes = weights_on_devices(model)
@@ -108,6 +110,7 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     lora = None
     if spec.adapter_slots:
         lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=spec.deterministic)
+    stages.info("packing the layers of %s", spec.name)
     use_faster_layers(model, deterministic=spec.deterministic, lora=lora)
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         weights = _sum([weights, tied])
@@ -176,6 +179,7 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
     )
     runners = []
     for each, max_length, max_query in zip(loaded, lengths, max_queries, strict=True):
+        stages.info("warming up %s", each.spec.name)
         size = {"slots": slots, "max_length": max_length, "max_query": max_query, "pages": pages}
         runner = Runner(each.model, **size, lora=each.lora)
         runner.cache.dtype = each.spec.kv_torch_dtype

@@ -120,10 +120,16 @@ def test_progress_is_shown(terminal: bool) -> None:
     console = Console(force_terminal=terminal, record=True, width=80)
     with ProgressDisplay(console) as display:
         display.watch([StartProgress("Ray", "loading")])
-        display.watch([StartProgress("Target-t", "converting"), StartProgress("Drafter-d", "waiting")])
-        display.watch([StartProgress("Target-t", "loading"), StartProgress("Drafter-d", "waiting")])
+        display.watch([StartProgress("Target-t", "importing torch"), StartProgress("Drafter-d", "waiting")])
+        display.watch([StartProgress("Target-t", "reading the weights"), StartProgress("Drafter-d", "waiting")])
         display.watch([StartProgress("Target-t", "ready"), StartProgress("Drafter-d", "ready")])
     text = console.export_text()
     for name in ("Ray", "Target-t", "Drafter-d"):
         assert name in text
         assert text.count("ready") >= 3
+    if not terminal:
+        lines = [line.split(" after ")[0] for line in text.splitlines()]
+        assert lines == [
+            *("Ray: ready", "Target-t: importing torch", "Target-t: reading the weights"),
+            *("Target-t: ready", "Drafter-d: ready"),
+        ]

@@ -30,6 +30,8 @@ PACKAGES = (
 )
 PRIVATE = {
     "ray._private.node:Node",
+    "ray.experimental.internal_kv:_internal_kv_get",
+    "ray.experimental.internal_kv:_internal_kv_put",
     "ray.serve._private.api:_create_controller_and_proxy_refs",
     "ray.serve._private.common:DeploymentID",
     "ray.serve.context:_get_global_client",

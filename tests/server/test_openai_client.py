@@ -127,4 +127,4 @@ def test_progress_was_shown_until_all_were_ready(server: Server) -> None:
         "Target-target": "ready",
         "Drafter-drafter": "ready",
     }
-    assert "loading" in {progress.state for progress in server.seen if progress.deployment == "Target-target"}
+    assert "importing torch" in {progress.state for progress in server.seen if progress.deployment == "Target-target"}

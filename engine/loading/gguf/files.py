@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from decoding.errors import ConfigError
+from engine.loading.host import stages
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -113,18 +114,6 @@ def weights_folder(path: str, dtype: str, *, unpacked: bool) -> str:
     return _converted(_downloaded(path), dtype if unpacked else dtype + _STORED, save)
 
 
-def is_converted(path: str, dtype: str, *, unpacked: bool = False) -> bool:
-    """Whether a model needs no conversion, because its path is no GGUF file or that was done before.
-
-    unpacked: its weights are needed unpacked.
-    """
-    file = local_file(path) if is_gguf(path) else None
-    if file is None:
-        return hub_file(path) is None
-    folder = converted_folder(path, dtype, unpacked=unpacked)
-    return (_cache_of(file) / _settings_of(file)).is_dir() and folder is not None
-
-
 def converted_folder(path: str, dtype: str, *, unpacked: bool = False) -> Path | None:
     """Return the folder of a GGUF file's weights if it was converted before; None if not, or if there is no file.
 
@@ -189,6 +178,7 @@ def _converted(file: Path, kind: str, convert: Callable[[Path, Path], None]) -> 
             if not folder.is_dir():
                 shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
                 _log.warning("converting %s to %s, which is done once", file, folder)
+                stages.info("converting %s, once", file.name)
                 try:
                     convert(file, unfinished)
                     unfinished.rename(folder)

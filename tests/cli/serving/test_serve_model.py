@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cli import shell
 from cli.serving import server
+from cli.serving.source import Source, plan_lines
 from decoding.errors import UnavailableError
 from deployments.configuration.config import load_config
 from deployments.configuration.paths import ROOT
@@ -186,13 +187,20 @@ def test_a_dry_run_shows_the_plan() -> None:
     assert result.exit_code == 0, result.output
     assert "target target: on 2 CPU threads, 9.4 MiB of weights, about " in result.output
     assert "tokens of KV; a token reads 9.4 MiB, and 3.0 KiB for each before it" in result.output
-    assert "n-grams of the text alone; `consort train drafter` makes a drafter" in result.output
+    assert "drafts for target: n-grams; `consort train drafter` makes a drafter" in result.output
 
 
 def test_a_plan_shows_rounded_activations() -> None:
     result = invoke("serve", TARGET, "--dry-run", "--quantization", "int8", "--activations", "int8")
     assert result.exit_code == 0, result.output
     assert "tokens of KV, activations in int8; a token reads" in result.output
+
+
+def test_a_plan_takes_six_lines_at_most() -> None:
+    config, plan = Source(load_config()).planned(LAPTOP, {})
+    lines = plan_lines(replace(plan, notes=("memory is short",) * 8), config)
+    assert lines[-2:] == ["memory is short", "… 5 lines more: --print-config shows all"]
+    assert len(lines) == 6
 
 
 def test_every_command_has_short_help() -> None:

@@ -30,7 +30,7 @@ from decoding.errors import ConfigError
 from engine.layers import linear as native_linear
 from engine.loading.checkpoint import ModelSpec, check_model, load_model
 from engine.loading.gguf import files as gguf_loading
-from engine.loading.gguf.files import converted_folder, hub_file, is_converted, settings_folder, weights_folder
+from engine.loading.gguf.files import converted_folder, hub_file, settings_folder, weights_folder
 from engine.loading.settings import (
     context_length,
     is_trimmed,
@@ -243,12 +243,12 @@ def test_conversions_of_an_older_format_are_not_used(
 ) -> None:
     path = str(write_gguf(tmp_path / "m.gguf", model))
     folders = {settings_folder(path), weights_folder(path, "float32", unpacked=False)}
-    assert is_converted(path, "float32")
-    assert not is_converted(path, "float32", unpacked=True)
+    assert converted_folder(path, "float32") is not None
+    assert converted_folder(path, "float32", unpacked=True) is None
     folders.add(weights_folder(path, "float32", unpacked=True))
-    assert is_converted(path, "float32", unpacked=True)
+    assert converted_folder(path, "float32", unpacked=True) is not None
     monkeypatch.setattr(gguf_loading, "_FORMAT", gguf_loading._FORMAT + 1)
-    assert not is_converted(path, "float32")
+    assert converted_folder(path, "float32") is None
     assert folders.isdisjoint({settings_folder(path), weights_folder(path, "float32", unpacked=True)})
 
 
@@ -276,10 +276,10 @@ def test_a_cache_that_cannot_be_written_to_does_not_hide_what_is_converted(
     path = str(write_gguf(tmp_path / "m.gguf", model))
     cache.mkdir(parents=True)
     (cache / "digests").write_text("no folder")
-    assert not is_converted(path, "float32")
+    assert converted_folder(path, "float32") is None
     settings_folder(path)
     weights_folder(path, "float32", unpacked=True)
-    assert is_converted(path, "float32")
+    assert converted_folder(path, "float32") is not None
 
 
 def test_a_tokenizer_beside_the_file_is_used(tmp_path: Path, model: LlamaForCausalLM) -> None:
@@ -430,7 +430,7 @@ def test_the_disk_that_is_full_is_named(
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lambda self, folder: folder.joinpath("x").write_text(""))
     with pytest.raises(ConfigError, match=rf"the disk of {cache}.* is full .*XDG_CACHE_HOME"):
         weights_folder(path, "float32", unpacked=True)
-    assert not is_converted(path, "float32")
+    assert converted_folder(path, "float32") is None
 
 
 def test_what_a_killed_process_left_is_not_taken_for_a_model(
@@ -441,14 +441,14 @@ def test_what_a_killed_process_left_is_not_taken_for_a_model(
     unfinished = next(cache.glob("m-*")) / "float32.unfinished"
     unfinished.mkdir()
     (unfinished / "config.json").write_text("{}")
-    assert not is_converted(path, "float32")
+    assert converted_folder(path, "float32") is None
     assert sorted(file.name for file in Path(weights_folder(path, "float32", unpacked=True)).iterdir()) == [
         "config.json",
         "generation_config.json",
         "model.safetensors",
     ]
     assert not unfinished.exists()
-    assert is_converted(path, "float32")
+    assert converted_folder(path, "float32") is not None
 
 
 def test_a_file_of_the_hub_is_downloaded_and_converted(
@@ -464,11 +464,10 @@ def test_a_file_of_the_hub_is_downloaded_and_converted(
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(local) if cached else None)
-    assert not is_converted(path, "float32")
     assert converted_folder(path, "float32") is None
     assert settings_folder(path) == settings_folder(str(local))
     assert weights_folder(path, "float32", unpacked=True) == weights_folder(str(local), "float32", unpacked=True)
-    assert is_converted(path, "float32")
+    assert converted_folder(path, "float32") is not None
 
 
 def test_a_file_of_the_hub_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
