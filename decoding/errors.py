@@ -3,7 +3,8 @@
 ConsortError
 ├── InvalidRequestError     the caller's request can't be served as it is; names the field (HTTP 400)
 │   ├── ContextLengthError  prompt and answer don't fit into the model's context
-│   └── UnknownModelError   no endpoint of that name (HTTP 404)
+│   ├── UnknownModelError   no endpoint of that name (HTTP 404)
+│   └── UnknownTurnError    no conversation to continue is kept under that id (HTTP 404)
 ├── ConfigError             the configuration can't work; names the key and the fix
 ├── OverloadedError         the bounded queue is full; try again later (HTTP 429)
 ├── DeadlineError           the request took longer than it was given (HTTP 408)
@@ -52,6 +53,10 @@ class ContextLengthError(InvalidRequestError):
 
 class UnknownModelError(InvalidRequestError):
     """The request names an endpoint that is not configured."""
+
+
+class UnknownTurnError(InvalidRequestError):
+    """The request continues a conversation that is not kept, or no longer."""
 
 
 class ConfigError(ConsortError, ValueError):

@@ -21,6 +21,7 @@ from decoding.errors import (
     OverloadedError,
     UnavailableError,
     UnknownModelError,
+    UnknownTurnError,
 )
 from deployments.fields.strict import printable, problem_in
 
@@ -38,6 +39,7 @@ _ANTHROPIC_TYPES = {
 # The first class that fits says the status, and `type` and `code` of the body.
 _KINDS: tuple[tuple[type[ConsortError], int, str, str | None], ...] = (
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (UnknownTurnError, 404, "invalid_request_error", "previous_response_not_found"),
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (OverloadedError, 429, "rate_limit_error", "rate_limit_exceeded"),
@@ -157,7 +159,7 @@ async def _on_invalid_body(_: Request, error: Exception) -> ErrorResponse:
         message = "The body: should be JSON; send the header Content-Type: application/json"
         return ErrorResponse(_body(message, "invalid_request_error"), HTTPStatus.BAD_REQUEST)
     path, problem = problem_in(error.errors()[0])
-    field = path.removeprefix("body").removeprefix(".")
+    field = path.removeprefix("body").removeprefix("query").removeprefix(".")
     message = f"{field or 'The body'}: {problem}"
     return ErrorResponse(_body(message, "invalid_request_error", field or None), HTTPStatus.BAD_REQUEST)
 

@@ -14,6 +14,7 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig
 from deployments.configuration.paths import ROOT, anchored, check_checkpoint, nested_adapter, template_text
+from deployments.configuration.responses import ResponsesConfig
 from deployments.configuration.roles import Role, misfits, missing_models, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
 from deployments.configuration.values import Name, check_name
@@ -36,6 +37,9 @@ class ServerConfig(StrictModel):
         default_factory=dict, description="Prompt templates, in Jinja, by name."
     )
     http: HttpConfig = Field(default_factory=HttpConfig, description="The HTTP interface.")
+    responses: ResponsesConfig = Field(
+        default_factory=ResponsesConfig, description="What is kept of answers to /v1/responses."
+    )
 
     def roles(self) -> dict[str, Role]:
         """Return the role of each model that has replicas of its own, as the endpoints use it."""
@@ -129,6 +133,8 @@ def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
         _find_drafter_adapters(config)
         _find_heads_adapters(config)
     _check_http(config.http, folder, mistakes)
+    with mistakes.noted():
+        config.responses = config.responses.anchored(folder)
     return config
 
 
@@ -143,6 +149,7 @@ def _sound_parts(data: object) -> ServerConfig:
         models=sound(ModelConfig, document.get("models")),
         endpoints=sound(EndpointConfig, document.get("endpoints")),
         http=_parsed(HttpConfig, document.get("http", {})) or HttpConfig(),
+        responses=_parsed(ResponsesConfig, document.get("responses", {})) or ResponsesConfig(),
     )
 
 

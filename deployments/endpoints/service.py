@@ -23,6 +23,7 @@ from deployments.apis.completions.request import CompletionRequest
 from deployments.configuration.api_keys import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.endpoints.bounds import check_count
+from deployments.endpoints.conversations import Conversations
 from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.prompt_compression import PromptShortener
@@ -31,6 +32,7 @@ from deployments.endpoints.templates import PromptTemplates
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import CompressedPrompt, CompressRequest
 from deployments.monitoring.metrics import Metrics
+from deployments.storage.store import ResponseStore
 from deployments.strategies.deliberation import Deliberation, Outcome, Progress
 from deployments.strategies.members import Run, merge_streams
 from deployments.strategies.strategy import StrategyOptions
@@ -59,6 +61,7 @@ class Service:
         on_demand: Collection[str] = (),
         shared_limits: SharedLimits | None = None,
         count_coordinators: Callable[[], int] = lambda: 1,
+        store: ResponseStore | None = None,
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
@@ -67,10 +70,12 @@ class Service:
         on_demand: models whose replicas start when requests wait for them.
         shared_limits: limits of keys that hold for other coordinators, too; None: there are no others.
         count_coordinators: those that share the models' replicas, this one included.
+        store: of answers to /v1/responses; None: they are not kept.
         """
         self.endpoints = dict(endpoints)
         self.adapters = RunTimeAdapters(self.endpoints, self._try_out)
         self.metrics = metrics or Metrics()
+        self.conversations = Conversations(store, self.metrics.record_lost_response)
         self.tracer = tracer
         self.templates = PromptTemplates(templates)
         self.coordinator = coordinator

@@ -5,12 +5,12 @@ Answers are written without blocking the event loop: large ones in a thread, oth
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -33,6 +33,7 @@ _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+Keep = Callable[[Any], Awaitable[None]]  # what to do with the writer of a whole answer before the client has the end
 
 
 async def answer(
@@ -41,10 +42,12 @@ async def answer(
     body: GenerationRequest,
     make_writer: Callable[..., Writer],
     thread: ThreadPoolExecutor,
+    keep: Keep | None = None,
 ) -> Response:
     """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status.
 
     thread: for answers that may take long to write.
+    keep: called once the model has ended the answer; not if the client has left before.
     """
     state = request.state
     body.model = resolve_model(body.model, request)
@@ -62,9 +65,9 @@ async def answer(
 
     if state.large or count_reported_tokens(body, requests) > _MOST_REPORTED_TOKENS:
         writer = await asyncio.get_running_loop().run_in_executor(thread, make)
-        renderer = _Renderer(writer, thread)
+        renderer = _Renderer(writer, thread, keep)
     else:
-        renderer = _Renderer(make(), None)
+        renderer = _Renderer(make(), None, keep)
     headers = service.cache_headers(requests)
     state.end_arrival()  # counted as submitted from here
     batches = service.answer(
@@ -79,6 +82,7 @@ async def answer(
         async with aclosing(batches):
             async for batch in batches:
                 await renderer.add(batch)
+        await renderer.keep()
         return Response(await renderer.whole(), media_type="application/json", headers=headers)
     events = _events(request, await anext(batches), batches, renderer)
     return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS | headers)
@@ -93,6 +97,7 @@ async def _events(
             yield await renderer.call(renderer.writer.begin) + await renderer.add(first)
             async for batch in rest:
                 yield await renderer.add(batch)
+            await renderer.keep()
         except Exception as error:
             if not isinstance(error, ConsortError):
                 _logger.exception("a stream failed")
@@ -105,8 +110,8 @@ async def _events(
 class _Renderer:
     """Calls the writer of one answer, one call at a time: in a thread, or if None in the event loop."""
 
-    def __init__(self, writer: Writer, thread: ThreadPoolExecutor | None) -> None:
-        self.writer, self._thread = writer, thread
+    def __init__(self, writer: Writer, thread: ThreadPoolExecutor | None, keep: Keep | None) -> None:
+        self.writer, self._thread, self._keep = writer, thread, keep
         self._tokens = 0
 
     async def add(self, batch: EventBatch) -> str:
@@ -117,6 +122,11 @@ class _Renderer:
             if len(part) == _SLICE:
                 await asyncio.sleep(0)  # let other tasks run
         return "".join(texts)
+
+    async def keep(self) -> None:
+        if self._keep is not None:
+            await self.call(self.writer.whole)
+            await self._keep(self.writer)
 
     async def whole(self) -> bytes:
         def write() -> bytes:

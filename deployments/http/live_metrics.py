@@ -35,6 +35,7 @@ def own_metrics(service: Service) -> list[Metric]:
         *service.metrics.families(),
         *_requests(service),
         *_adapters(service),
+        *_kept_responses(service),
         CounterMetricFamily("consort:malformed_batches", malformed, value=service.coordinator.malformed),
         starts,
         GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks()),
@@ -113,6 +114,16 @@ def _adapters(service: Service) -> list[Metric]:
     labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
     values = {(str(most), waiting, running): time.time()}
     return [_gauge("vllm:lora_requests_info", "Adapters with requests.", labels, values)]
+
+
+def _kept_responses(service: Service) -> list[Metric]:
+    """Return what the store holds, as this coordinator last counted it."""
+    store = service.conversations.store
+    turns, size = (0, 0) if store is None else (store.turns, store.bytes)
+    return [
+        GaugeMetricFamily("consort:responses_kept", "Answers to /v1/responses that are kept.", value=turns),
+        GaugeMetricFamily("consort:responses_kept_bytes", "What they take.", value=size),
+    ]
 
 
 def _kv_caches(service: Service) -> list[Metric]:

@@ -41,6 +41,7 @@ from deployments.http.bodies import EarlyRefusal, SmallBodyRoute, large_body_rou
 from deployments.http.head import GENERATING, BaseUrls, resolve_model
 from deployments.http.middleware import Drain, DrainMiddleware, Gate, HostCheck, OutcomeMiddleware, cors_options
 from deployments.http.page import add_page
+from deployments.http.response_routes import add_response_routes
 from deployments.http.status import AskOthers, AskPlacements, add_status_routes
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -109,6 +110,7 @@ def make_api(
     install_error_handlers(api)
     add_status_routes(api, service, surroundings.drain, surroundings.ask_others, surroundings.ask_placements)
     add_adapter_routes(api, service.adapters, surroundings.share_adapters)
+    add_response_routes(api, service.conversations)
     add_page(api)
     large = APIRouter(route_class=large_body_route(max_body_bytes))
     _add_answer_routes(large, service)
@@ -138,7 +140,13 @@ def _add_answer_routes(router: APIRouter, service: Service) -> None:
     @router.post("/v1/responses", responses=_RESPONSES)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer in a conversation, by OpenAI's newer API."""
-        return await answer(service, request, body, ResponsesWriter, thread)
+        key, conversations = request.state.key, service.conversations
+        await conversations.resume(body, key)
+        keep = partial(conversations.keep, body, key)
+        response = await answer(service, request, body, ResponsesWriter, thread, keep)
+        if body.store and conversations.store is None:
+            request.state.ignored = [*request.state.ignored, "store"]
+        return response
 
     @router.post("/v1/messages", responses=_RESPONSES)
     async def messages(body: MessagesRequest, request: Request) -> Response:

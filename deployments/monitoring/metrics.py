@@ -47,6 +47,7 @@ _HTTP_COUNTERS = {  # what they count, and all labels
     "consort:requests_failed": ("HTTP requests without an answer.", "endpoint", "key", "reason"),
     "consort:answer_cache_queries": ("Requests that were looked up in the cache of answers.", "endpoint"),
     "consort:answer_cache_hits": ("Requests whose answer was there.", "endpoint"),
+    "consort:responses_lost": ("Answers to /v1/responses that their store did not take.",),
 }
 _TIMES = {
     "vllm:request_queue_time_seconds": "From arrival to start or failure.",
@@ -176,6 +177,9 @@ class Metrics:
         self._count("vllm:prompt_tokens", request, len(request.prompt))
         self._observe("vllm:request_prompt_tokens", request, len(request.prompt))
         self._count("vllm:num_preemptions", request, 0)  # alerts see only what rises
+
+    def record_lost_response(self) -> None:
+        self._metrics["consort:responses_lost"].inc()
 
     def record_step(self, endpoint: str, tokens: int) -> None:
         """Count the tokens of a target's step, prompts that it read included. Any thread may call this."""

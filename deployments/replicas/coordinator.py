@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from prometheus_client.core import Metric
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +20,7 @@ from actors.loops.thread import return_idle_memory
 from deployments.admission.key_ledger import KeyLedger, SharedLimits
 from deployments.configuration.config import ServerConfig
 from deployments.replicas.discovery import AdapterExchange, AddressQuery, Discovery, answers_of, coordinators
-from deployments.replicas.environment import APP_NAME, deployment_name, share_interpreter, uncollected
+from deployments.replicas.environment import APP_NAME, COORDINATOR, deployment_name, share_interpreter, uncollected
 from deployments.replicas.model_replica import ModelReplica
 from deployments.replicas.stages import published_stages
 from deployments.scaling.controller import placements, set_replicas
@@ -116,9 +117,13 @@ class CoordinatorIngress:
             from deployments.endpoints.service import Service
             from deployments.monitoring.metrics import Metrics
             from deployments.monitoring.tracing_setup import make_tracer
+            from deployments.storage.store import make_store
 
             stages.info("reading tokenizers")
             endpoints = load_endpoints(config)
+        own = serve.get_replica_context()
+        coordinators = own.world_size if own.deployment == COORDINATOR else 1  # others only stand by
+        store = make_store(config.responses, coordinators)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
         metrics = Metrics(link.name, context_length=max(served.context_length for served in endpoints.values()))
@@ -136,10 +141,11 @@ class CoordinatorIngress:
             on_demand=on_demand,
             shared_limits=shared,
             count_coordinators=lambda: max((ask.coordinators for ask in self._asks.values()), default=1),
+            store=store,
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
-        self._tasks = [] if shared is None else [asyncio.create_task(shared.run())]
+        self._tasks = [asyncio.create_task(tended.run()) for tended in (shared, store) if tended is not None]
         return service
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -202,7 +208,9 @@ class CoordinatorIngress:
                 task.result()
 
     def __del__(self) -> None:
-        """Send the spans that are left. Serve calls this when the replica ends."""
+        """Send the spans that are left, and leave the store. Serve calls this when the replica ends."""
         service = self.__dict__.get("_service")
         if service is not None and service.tracer is not None:
             service.tracer.shut_down()
+        if service is not None and service.conversations.store is not None:
+            service.conversations.store.close()

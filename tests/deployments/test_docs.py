@@ -19,6 +19,7 @@ from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, Ngra
 from deployments.configuration.http import HttpConfig, TracingConfig
 from deployments.configuration.model import AdaptationConfig, ModelConfig
 from deployments.configuration.paths import ROOT
+from deployments.configuration.responses import ResponsesConfig
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import TokenizeRequest
 
@@ -51,6 +52,7 @@ def config_row(name: str, field: FieldInfo) -> str:
         HttpConfig,
         ApiKeyConfig,
         TracingConfig,
+        ResponsesConfig,
     ],
 )
 def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:

@@ -1,16 +1,18 @@
-"""Body of POST /v1/responses, OpenAI's newer API, as far as it needs no stored state."""
+"""Body of POST /v1/responses, OpenAI's newer API."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import Conversation, FlatToolFields, Message, refusal_as_text, thinking_variables
 from deployments.fields.generation import GenerationRequest
-from deployments.fields.strict import ContentPart, StrictModel, Text, without_nulls, wrong_field
+from deployments.fields.strict import ContentPart, IgnoredFields, StrictModel, Text, without_nulls, wrong_field
 from deployments.fields.structures import ResponseFormat
 from deployments.fields.types import Items, JsonObject, Limit, only, without_effect
+from deployments.storage.turn import Turn
 
 ItemType = Literal["message", "function_call", "function_call_output", "reasoning"]
 
@@ -20,7 +22,12 @@ _FIELDS: dict[ItemType, set[str]] = {
     "function_call_output": {"call_id", "output"},
     "reasoning": {"content"},
 }
-_NO_STATE = "nothing is stored; send the whole conversation"
+_ID_PREFIXES: dict[ItemType, str] = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
 
 
 def _as_parts(value: object) -> object:
@@ -77,12 +84,28 @@ class Item(StrictModel):
             return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
         return {"role": self.role, "content": _text(self.content)}
 
+    def document(self) -> dict[str, Any]:
+        """The item as GET /v1/responses/…/input_items has it, with an id."""
+        item = {"status": "completed", **self.model_dump(exclude_none=True)}
+        item.setdefault("id", f"{_ID_PREFIXES[self.type]}_{secrets.token_hex(24)}")
+        if self.type == "reasoning":
+            item.setdefault("summary", [])
+        if self.role == "assistant":
+            parts = [{"annotations": [], **part, "type": "output_text"} for part in item["content"]]
+            return item | {"content": parts}
+        return item
+
 
 InputItem = Annotated[Item, BeforeValidator(without_nulls)]  # clients return earlier outputs with all their fields
 
 
 def _text(parts: Sequence[ItemPart] | None) -> str:
     return "".join(part.text for part in parts or ())
+
+
+def _items_of(turns: Sequence[Turn]) -> list[Item]:
+    items = [item for turn in turns for item in (*turn.input, *turn.output)]
+    return [Item.model_validate(without_nulls(item), context=IgnoredFields()) for item in items]
 
 
 def _as_items(value: object) -> object:
@@ -144,15 +167,43 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Report this many most probable tokens per position, and include log-probabilities."
     )
-    previous_response_id: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
-    conversation: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
-    background: Annotated[bool, only(False, why=_NO_STATE)] | None = Field(None, description="Only false.")
-    prompt: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
+    store: bool | None = Field(
+        None, description="false: don't keep the answer. By default it is kept, if the server keeps any."
+    )
+    previous_response_id: Text | None = Field(
+        None, description="A kept answer that the input continues, with all that came before."
+    )
+    conversation: Annotated[Any, only(why="send previous_response_id")] = Field(None, description="Only null.")
+    background: Annotated[bool, only(False, why="answers are made while the client waits")] | None = Field(
+        None, description="Only false."
+    )
+    prompt: Annotated[Any, only(why="no prompts are kept; send template")] = Field(None, description="Only null.")
     max_tool_calls: int | None = Field(None, description="Changes nothing: only tools of a server are counted.")
     reasoning: ReasoningOptions | None = Field(None, description="`effort`: what `reasoning_effort` is in chat.")
     truncation: Annotated[Any, without_effect("disabled")] = Field(
         None, description="Without effect: an input that is too long is an error."
     )
+
+    _earlier: Sequence[Turn] = PrivateAttr(())
+    _is_kept: bool = PrivateAttr(False)
+
+    @property
+    def earlier(self) -> Sequence[Turn]:
+        """The conversation that the input continues, oldest turn first."""
+        return self._earlier
+
+    @earlier.setter
+    def earlier(self, turns: Sequence[Turn]) -> None:
+        self._earlier = turns
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the answer will be kept."""
+        return self._is_kept
+
+    @is_kept.setter
+    def is_kept(self, is_kept: bool) -> None:
+        self._is_kept = is_kept
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
         formats = [self.response_format, self.text.format if self.text else None]
@@ -175,12 +226,15 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
         ]
 
     def to_conversation(self) -> Conversation:
-        """Return the input as a chat. Calls and reasoning join the assistant's turn; instructions come first."""
+        """Return the whole conversation as a chat.
+
+        Calls and reasoning join the assistant's turn. Instructions come first; those of earlier turns are gone.
+        """
         turns: list[dict[str, Any]] = []
         if self.instructions is not None:
             turns.append({"role": "system", "content": self.instructions})
         reasoning = ""
-        for item in self.input:
+        for item in [*_items_of(self._earlier), *self.input]:
             if item.type == "reasoning":
                 reasoning += _text(item.content)
                 continue

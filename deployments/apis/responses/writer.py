@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from actors.coordinator.request import Request
@@ -14,6 +15,7 @@ from deployments.apis.parts import Part, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.apis.token_details import content_logprobs, token_details
 from deployments.apis.writer import AnswerIdentity
+from deployments.storage.turn import Turn
 
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "top_logprobs", "user")
 
@@ -41,7 +43,16 @@ class ResponsesWriter(ItemWriter):
     def fail(self, error: Exception) -> str:
         return error_event(error, "responses", sequence_number=self._sequence)
 
+    @property
+    def turn(self) -> Turn:
+        """The request and its whole answer, to be kept."""
+        return Turn(self.whole(), [item.document() for item in self._body.input])
+
     def whole(self) -> dict[str, Any]:
+        return self._final | {"store": self._body.is_kept}
+
+    @cached_property
+    def _final(self) -> dict[str, Any]:
         statistics = self._choice.statistics
         reasoning = "".join(item.text for item in self._items if isinstance(item, _Thinking))
         usage = {
@@ -93,8 +104,8 @@ class ResponsesWriter(ItemWriter):
             "output": [item.document() for item in self._items],
             **body.model_dump(include={*_ECHOED}),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": body.previous_response_id,
+            "store": body.is_kept,
             "text": {"format": text_format.model_dump(by_alias=True) if text_format else {"type": "text"}},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice.flat,
             "tools": [tool.model_dump() for tool in body.tools or ()],

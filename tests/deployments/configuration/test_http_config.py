@@ -57,3 +57,25 @@ def test_a_certificate_is_found_beside_the_configuration(tmp_path: Path, monkeyp
         config_with(tmp_path, certificate="mine.pem", key="missing.key")
     with pytest.raises(ConfigError, match=r"^http\.tls: the certificate and the key can't be used together: "):
         config_with(tmp_path, certificate="mine.pem", key="other.key")
+
+
+@pytest.mark.parametrize(
+    ("store", "problem"),
+    [
+        ("redis://user:secret@host", "should be memory, none, sqlite:///PATH or postgresql://"),
+        ("sqlite:///away/responses.db", "should be a file, new or old, in a folder that is there"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_without_its_password(store: str, problem: str, tmp_path: Path) -> None:
+    data = {"models": {"m": {"path": "a/b"}}, "endpoints": {"e": {"target": "m"}}, "responses": {"store": store}}
+    with pytest.raises(ConfigError, match=r"responses\.store: ") as refused:
+        parse_config(data, folder=tmp_path)
+    assert problem in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_store_in_a_file_is_found_beside_the_configuration(tmp_path: Path) -> None:
+    data = {"models": {"m": {"path": "a/b"}}, "endpoints": {"e": {"target": "m"}}}
+    for given, path in (("kept.db", tmp_path / "kept.db"), (f"{tmp_path}/other.db", tmp_path / "other.db")):
+        config = parse_config({**data, "responses": {"store": f"sqlite:///{given}"}}, folder=tmp_path)
+        assert config.responses.store == f"sqlite:///{path}"

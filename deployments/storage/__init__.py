@@ -1,0 +1,1 @@
+"""What is kept of answered requests, in memory or a database."""
