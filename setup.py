@@ -23,7 +23,7 @@ OF_THE_CHECKOUT = ("benchmarks", "cluster")
 DATA: Mapping[str, Sequence[str]] = {  # beside Python: files of a package, by patterns
     "engine.kernels": ["cpp/*"],
     "decoding.kernels": ["*.cpp"],
-    "deployments": ["*.yaml", "apis/*.yaml", "endpoints/*.jinja"],
+    "deployments": ["*.yaml", "apis/*.yaml", "endpoints/*.jinja", "strategies/*.jinja"],
     "models": ["*.yaml", "*.jsonl", "requirements.txt", "*/*.json", "*/*.jsonl", "*/*.jinja", "*/*.safetensors"],
     "playground": ["**/*"],
 }

@@ -140,7 +140,7 @@ def _only(config: ServerConfig, name: str) -> ServerConfig:
     """Return the configuration of one endpoint; raises ConfigError if it needs a server."""
     endpoint = config.endpoints[name].model_copy(update={"compressor": None})
     if endpoint.strategy is not None:
-        raise ConfigError(f"endpoints.{name}.strategy: only a server chooses among whole answers: `consort serve`")
+        raise ConfigError(f"endpoints.{name}.strategy: only a server has strategies: `consort serve`")
     used = {*endpoint.models, endpoint.drafter}
     models = {model: settings for model, settings in config.models.items() if model in used}
     for model, settings in models.items():

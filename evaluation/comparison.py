@@ -28,8 +28,9 @@ from deployments.configuration.roles import roles_in
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
-from deployments.strategies.deliberation import Deliberation, Outcome
-from deployments.strategies.members import MemberClient, Run, join_deltas, merge_streams
+from deployments.strategies.deliberation import Deliberation
+from deployments.strategies.members import MemberClient, Run, for_members, join_deltas, merge_streams
+from deployments.strategies.panel import Outcome
 from deployments.strategies.strategy import StrategyOptions
 from engine.loading.runners import load_runner
 from engine.model.runner import Runner
@@ -121,7 +122,8 @@ async def _chosen(
     service: Service, models: Sequence[str], strategy: StrategyOptions, requests: Sequence[Request]
 ) -> list[Delta]:
     deliberations = [
-        Deliberation(request, models, strategy, service.run, service.coordinator.models) for request in requests
+        Deliberation(for_members(request, models), strategy, service.run, service.coordinator.models)
+        for request in requests
     ]
     chosen: dict[int, Delta] = {}
     async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
@@ -138,7 +140,7 @@ async def _judged(
     client = MemberClient(service.run, service.coordinator.models, _SCORING_TIMEOUT_S)
 
     async def judge(request: Request, delta: Delta) -> list[float]:
-        return [(await client.judge(model, request, [delta.token_ids]))[0] for model in models]
+        return [(await client.judge(each, [delta.token_ids]))[0] for each in for_members(request, models)]
 
     return await asyncio.gather(*map(judge, requests, deltas))
 
@@ -255,6 +257,8 @@ def measure_comparison(workload: Workload, *, seeds: int, samples: int, report: 
     served = load_endpoints(workload.config)[workload.endpoint]
     if served.config.vocabulary != "shared":
         raise ConfigError(f"endpoints.{served.name}.vocabulary: only members with the same tokens can be compared")
+    if served.panel:
+        raise ConfigError(f"endpoints.{served.name}.strategy: only a server has a writer; name another --endpoint")
     bodies = [
         CompletionRequest(
             model=served.name,

@@ -166,7 +166,7 @@ def configured_table(config: ServerConfig) -> Table:
         lengths = [_context_length(config.models[model]) for model in endpoint.models]
         table.add_row(
             name,
-            " + ".join(_description(model, config) for model in endpoint.models),
+            " + ".join(_description(model, config) for model in endpoint.answering),
             " + ".join(_drafters(endpoint, config)) or "–",
             str(endpoint.draft_length if endpoint.drafts else 0),
             "–" if None in lengths else str(min(length for length in lengths if length is not None)),

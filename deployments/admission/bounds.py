@@ -34,7 +34,7 @@ class Limits:
 
 def limits_of(config: ServerConfig) -> Limits:
     """Limits of a configuration and of this machine's free memory. A few more requests run than targets have slots."""
-    targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
+    targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.answering}
     running = {name: _slots(model) * model.replicas + READY for name, model in targets.items()}
     replicas = {name: max(model.replicas, model.scaling.max if model.scaling else 0) for name, model in targets.items()}
     most = sum(_slots(model) * replicas[name] for name, model in targets.items())

@@ -24,7 +24,7 @@ from deployments.apis.token_details import (
 )
 from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.fields.generation import GenerationRequest
-from deployments.strategies.deliberation import Outcome, Progress
+from deployments.strategies.panel import Outcome, Progress
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from actors.coordinator.request import Delta, Request
 from actors.wire.messages import MemberShare
-from deployments.strategies.deliberation import Outcome, Progress
+from deployments.strategies.panel import Outcome, Progress, WriterReport
 
 _DIGITS = 4
 _LEAST = -9999.0  # JSON has no minus infinity
@@ -29,6 +29,7 @@ class MemberDetail(BaseModel):
     model: str
     answered: bool  # false: it failed before the end
     weight: Rounded  # of 1 in all; 0: it failed
+    prompt_tokens: int | None = None  # read for each candidate
     tokens: int
     agreement: Rounded | None  # share of tokens that were its most probable, or of its candidates
     latency_ms: Rounded  # blends: mean per step, 0 for the leader; else until its last candidate
@@ -44,10 +45,20 @@ class CandidateDetail(BaseModel):
 
     model: str
     index: int
-    score: Rounded
+    score: Rounded | None
     log_likelihood: Rounded  # nats per token
     tokens: int
     extracted: str | None = None
+    text: str | None = None  # what the writer was shown
+
+
+class WriterDetail(BaseModel):
+    """Contribution of the model that wrote the answer from the candidates."""
+
+    model: str
+    prompt_tokens: int  # the candidates among them
+    tokens: int
+    latency_ms: Rounded
 
 
 class EnsembleDetail(BaseModel):
@@ -56,6 +67,7 @@ class EnsembleDetail(BaseModel):
     blend: str | None = None
     strategy: str | None = None
     winner: str | None = None
+    writer: WriterDetail | None = None
     agreement: Rounded | None = None
     votes: dict[str, Rounded] | None = None
     members: Sequence[MemberDetail]
@@ -72,6 +84,7 @@ class ProgressDetail(BaseModel):
     index: int | None = None
     tokens: int | None = None
     log_likelihood: Rounded | None = None
+    text: str | None = None
     error: str | None = None
 
 
@@ -85,11 +98,17 @@ def _describe_blend(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail
     return EnsembleDetail(blend=blend, members=members)
 
 
+def _describe_writer(writer: WriterReport) -> WriterDetail:
+    fields = asdict(writer)
+    return WriterDetail(latency_ms=1e3 * fields.pop("latency_s"), **fields)
+
+
 def _describe_outcome(outcome: Outcome) -> EnsembleDetail:
     members = [_describe_member(asdict(member), answered=member.error is None) for member in outcome.members]
     return EnsembleDetail(
         strategy=outcome.strategy,
         winner=outcome.winner,
+        writer=None if outcome.writer is None else _describe_writer(outcome.writer),
         agreement=outcome.agreement,
         votes=outcome.votes,
         members=members,

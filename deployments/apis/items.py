@@ -14,7 +14,7 @@ from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Choice, Part
 from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.fields.generation import GenerationRequest
-from deployments.strategies.deliberation import Outcome, Progress
+from deployments.strategies.panel import Outcome, Progress
 
 ItemEvent = tuple[str, dict[str, Any]]  # type, other fields
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -14,7 +14,7 @@ from actors.coordinator.request import Delta
 from decoding.errors import InvalidRequestError
 from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.fields.generation import GenerationRequest
-from deployments.strategies.deliberation import Outcome, Progress
+from deployments.strategies.panel import Outcome, Progress
 
 LAST_EVENT_ID = "Last-Event-ID"
 NO_EVENT = "0"  # from a client that wants ids and has no event yet

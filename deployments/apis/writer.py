@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.coordinator.request import Delta
-from deployments.strategies.deliberation import Outcome, Progress
+from deployments.strategies.panel import Outcome, Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from decoding.blending.params import BlendKind, BlendParams, EnsembleOptions, Vo
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import Verification
 from deployments.configuration.paths import locate
+from deployments.configuration.templates import TemplateSource
 from deployments.configuration.values import Name
 from deployments.fields.ensembles import BlendFields
-from deployments.fields.sampling import SamplingFields
+from deployments.fields.sampling import TOKEN_ID_FIELDS, SamplingFields
 from deployments.fields.strict import StrictModel, nearest, wrong_field
 from deployments.fields.types import MIN_TIMEOUT_S
 from engine.heads.spec import HeadsSpec
@@ -19,6 +20,7 @@ from engine.heads.spec import HeadsSpec
 if TYPE_CHECKING:
     from deployments.configuration.model import ModelConfig
 
+StrategyKind = Literal["rerank", "majority", "mbr", "best_of", "synthesize"]
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 
 MAX_CANDIDATES = 128  # of all members together: `mbr` compares every pair
@@ -48,13 +50,14 @@ class BlendConfig(BlendFields):
 
 
 class StrategyConfig(StrictModel):
-    """How one of several complete answers is chosen."""
+    """How several complete answers become one."""
 
-    kind: Literal["rerank", "majority", "mbr", "best_of"] = Field(
+    kind: StrategyKind = Field(
         description="rerank: the answer the members find most likely; majority: the most frequent extracted answer; "
-        "mbr: the answer closest to the others (minimum Bayes risk); best_of: the one its own member finds most likely."
+        "mbr: the answer closest to the others (minimum Bayes risk); best_of: the one its own member finds most "
+        "likely; synthesize: a new one, which the writer makes of all."
     )
-    candidates: int = Field(4, ge=1, le=64, description="Answers that each member proposes.")
+    candidates: int = Field(4, ge=1, le=64, description="Answers that each member proposes; synthesize: 1 unless set.")
     judge: str | None = Field(
         None, description="rerank: the member that scores all candidates; null: all members do, by their weights."
     )
@@ -71,15 +74,27 @@ class StrategyConfig(StrictModel):
         description="mbr: a function, as `module:name`, that scores a candidate's text against a reference text; null: "
         "chrF.",
     )
+    writer: str | None = Field(
+        None,
+        description="synthesize: the model that writes the answer, a member or another one; null: the first member.",
+    )
+    template: TemplateSource | None = Field(
+        None,
+        description="synthesize: what the writer reads, in Jinja, with the variables `prompt` and `answers`; null: "
+        "Consort's own.",
+    )
 
     @model_validator(mode="after")
     def _keys_fit_the_kind(self) -> Self:
         kinds = {"judge": "rerank", "regex": "majority", "json_field": "majority", "utility": "mbr"}
+        kinds |= {"writer": "synthesize", "template": "synthesize"}
         for name, kind in kinds.items():
             if name in self.model_fields_set and getattr(self, name) is not None and self.kind != kind:
                 raise wrong_field(name, f"is for {kind}, not for {self.kind}")
         if self.regex is not None and self.json_field is not None:
             raise wrong_field("json_field", "can't be combined with regex; set one of them")
+        if self.kind == "synthesize" and "candidates" not in self.model_fields_set:
+            self.candidates = 1
         return self
 
 
@@ -179,7 +194,9 @@ class EndpointConfig(StrictModel):
         default_factory=BlendConfig, description="How the members' distributions are combined, token by token."
     )
     strategy: StrategyConfig | None = Field(
-        None, description="ensemble: choose among complete answers of the members; null: blend them token by token."
+        None,
+        description="ensemble: choose among complete answers of the members, or write one from them; null: blend the "
+        "members token by token.",
     )
     on_member_failure: Literal["fail", "drop"] = Field(
         "fail", description="If a member fails: fail the request, or drop the member and go on with the others."
@@ -248,7 +265,7 @@ class EndpointConfig(StrictModel):
         if self.kind == "contrastive":
             self.target = self.expert or ""
         elif self.kind == "ensemble":
-            self.target = self.members[0]
+            self.target = (self.strategy and self.strategy.writer) or self.members[0]
         try:
             self.ensemble_options()
         except InvalidRequestError as error:
@@ -274,6 +291,12 @@ class EndpointConfig(StrictModel):
             (not contrastive or self.expert != self.amateur, "amateur", "should differ from the expert"),
             (not contrastive or self.blend.kind in (None, "contrastive"), "blend.kind", "should be contrastive here"),
             (total <= MAX_CANDIDATES, "strategy.candidates", f"are {total} in all; at most {MAX_CANDIDATES} are taken"),
+            (
+                not (self.synthesizes and self.blend.weights),
+                "blend.weights",
+                "have no effect: all answers count the same",
+            ),
+            (not (self.synthesizes and self.compressor), "compressor", "is not for prompts that several models read"),
             (judge is None or judge in self.members, "strategy.judge", f"is not among the members; {others}"),
             (self.kind != "plain" or not self.drafts, "kind", "is plain, but the endpoint has drafts"),
             (self.kind != "speculative" or self.drafts, "kind", "is speculative, but the endpoint has no drafts"),
@@ -301,7 +324,14 @@ class EndpointConfig(StrictModel):
         return any(each is not None for each in (self.drafter, self.ngram, self.corpus, self.heads))
 
     @property
+    def synthesizes(self) -> bool:
+        return self.strategy is not None and self.strategy.kind == "synthesize"
+
+    @property
     def others(self) -> list[str]:
+        """Members that work in the target's tokens."""
+        if self.synthesizes:
+            return []
         return [self.amateur] if self.amateur is not None else self.members[1:]
 
     @property
@@ -314,12 +344,27 @@ class EndpointConfig(StrictModel):
         """All members, the leader first; without members, the target."""
         return [self.expert or "", *self.others] if self.expert is not None else self.members or [self.target]
 
+    @property
+    def answering(self) -> list[str]:
+        """All members, and a writer that is none of them."""
+        return list(dict.fromkeys([*self.models, self.target]))
+
+    def of_member(self, model: str, drafting: "EndpointConfig | None") -> "EndpointConfig":
+        """Return the endpoint as which a member answers before others write. drafting: whose drafts it has, if any."""
+        defaults = self.defaults.model_copy(update=dict.fromkeys(TOKEN_ID_FIELDS))
+        alone: dict[str, Any] = {"target": model, "members": [], "strategy": None, "defaults": defaults}
+        alone["kind"] = "plain" if drafting is None else "speculative"
+        drafts = {key: drafting and getattr(drafting, key) for key in ("drafter", "ngram", "corpus", "heads")}
+        length = self.draft_length if drafting is None else drafting.draft_length
+        return self.model_copy(update={**alone, **drafts, "draft_length": length})
+
     def named_models(self) -> list[tuple[str, str]]:
         if self.kind == "contrastive":
             answering = [("expert", self.expert), ("amateur", self.amateur)]
         else:
             answering = [("members" if self.members else "target", model) for model in self.models]
-        named = [*answering, ("drafter", self.drafter), ("compressor", self.compressor)]
+        writer = None if self.strategy is None else self.strategy.writer
+        named = [*answering, ("strategy.writer", writer), ("drafter", self.drafter), ("compressor", self.compressor)]
         return [(key, model) for key, model in named if model is not None]
 
     def ensemble_options(self) -> EnsembleOptions:

@@ -28,7 +28,7 @@ REPLICA_KEYS = {  # that a colocated drafter does not have
 
 def roles_in(endpoints: Collection[EndpointConfig]) -> dict[str, Role]:
     """Return the role of every model that the endpoints name: a drafter that also answers is both."""
-    roles: dict[str, Role] = {model: "target" for endpoint in endpoints for model in endpoint.models}
+    roles: dict[str, Role] = {model: "target" for endpoint in endpoints for model in endpoint.answering}
     roles |= {endpoint.compressor: "target" for endpoint in endpoints if endpoint.compressor is not None}
     drafters = dict.fromkeys(endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None)
     return roles | {drafter: "both" if drafter in roles else "drafter" for drafter in drafters}
@@ -115,7 +115,7 @@ def _heads(models: Models, endpoints: Endpoints) -> Iterator[str]:
         if endpoint.heads is None:
             continue
         key = f"endpoints.{name}.heads"
-        if endpoint.kind != "speculative":
+        if endpoint.kind != "speculative" and not endpoint.synthesizes:
             yield f"{key}: heads know one model's choices; an endpoint that blends several can't have them"
             continue
         if models[endpoint.target].tensor_parallel > 1:
@@ -187,7 +187,7 @@ def _colocation(name: str, drafter: ModelConfig, endpoints: Endpoints) -> Iterat
         return
     for endpoint_name, endpoint in endpoints.items():
         where = f"endpoints.{endpoint_name}"
-        if name in (*endpoint.models, endpoint.compressor):
+        if name in (*endpoint.answering, endpoint.compressor):
             yield f"{key}: {where} names {name!r} as a model that answers or compresses, which needs its own replicas"
         elif endpoint.drafter is not None and (endpoint.drafter == name) != (endpoint.target == target):
             pair = f"{endpoint.drafter!r} with the target {endpoint.target!r}"

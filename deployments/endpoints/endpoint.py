@@ -9,7 +9,7 @@ from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
 from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import ProposerName
-from decoding.errors import InvalidRequestError, UnknownModelError
+from decoding.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from decoding.sampling.noise_keys import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.vocabulary import Compatibility
@@ -41,7 +41,8 @@ class ServedEndpoint:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingFields
     structures: StructureChecker
-    strategy: StrategyOptions | None = None  # chooses among whole answers of the members; None: no choice
+    strategy: StrategyOptions | None = None  # what becomes of whole answers of the members; None: there are none
+    panel: Mapping[str, "ServedEndpoint"] = field(default_factory=dict)  # members from whose answers the target writes
     through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # by model with other tokens
     decode_turn: Callable[[list[int]], str] | None = None  # of the assistant, with the special tokens that delimit it
     compressor: Compressor | None = None  # None: prompts can't be compressed
@@ -80,7 +81,7 @@ class ServedEndpoint:
     def is_ready(self, up: Collection[str]) -> bool:
         """Whether enough members can answer. up: models with a live replica, or that get one when requests wait."""
         present = [name in up for name in self.config.models]
-        leads = present[0] or self.strategy is not None
+        leads = self.endpoint.target in up or (self.strategy is not None and not self.panel)
         return leads and self.endpoint.ensemble.has_quorum(present)
 
     def prepare(self, body: GenerationRequest, *, seed: int, cache_salt: str = "") -> list[Request]:
@@ -104,6 +105,20 @@ class ServedEndpoint:
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
         return [_choice(request, index) for request in requests for index in range(body.choices)]
+
+    def member_request(self, body: GenerationRequest, index: int, *, seed: int, max_tokens: int) -> Request:
+        """Return the request for the body's prompt of that index, with at most so many tokens to answer with.
+
+        Raises InvalidRequestError as `prepare` does.
+        """
+        prompt = self.prompts(body)[index]
+        room = self.context_length - len(prompt)
+        if room < 1:
+            reason = f"has {len(prompt)} tokens, but should have 1 to {self.context_length - 1} for {self.name!r}."
+            raise ContextLengthError(f"{body.prompt_field}: {reason}", field=body.prompt_field)
+        bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
+        params = self._sampling(body, bad_words_ids, seed, min(max_tokens, room))
+        return self._request(prompt, body, replace(params, logprobs=None))
 
     def prompts(self, body: GenerationRequest) -> list[list[int]]:
         """Token ids of the body's prompts; raises InvalidRequestError as `prepare` does."""

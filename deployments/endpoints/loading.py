@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -89,7 +90,10 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 
     Raises ConfigError if a file can't be loaded, or models that work together have tokens that don't fit.
     """
-    served = {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
+    served = {
+        name: replace(_load_endpoint(name, endpoint, config), max_adapters=config.max_adapters_of(name))
+        for name, endpoint in config.endpoints.items()
+    }
     adapters = [served[name].with_adapter(adapter) for name in config.endpoints for adapter in _adapters(name, config)]
     return served | {adapted.name: adapted for adapted in adapters}
 
@@ -117,7 +121,7 @@ def _adapter(name: str, path: str, *, key: str) -> Adapter:
 
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
     target = config.models[endpoint.target]
-    for model in (endpoint.target, *endpoint.others):
+    for model in endpoint.answering:
         if is_trimmed(_load(read_header, config.models[model])):
             raise ConfigError(
                 f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
@@ -159,11 +163,18 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         defaults=endpoint.defaults.with_defaults(SamplingFields.model_construct(**known)),
         structures=StructureChecker(copy_tokenizer(tokenizer), eos_token_ids),
         strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
+        panel={model: _load_member(model, endpoint, config) for model in endpoint.members if endpoint.synthesizes},
         through_text=through_text,
         decode_turn=_turn_decoder(tokenizer, vocab_size),
         compressor=None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
-        max_adapters=config.max_adapters_of(name),
     )
+
+
+def _load_member(model: str, panel: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
+    """Load a member of a panel that has a writer, with the drafts of the first endpoint of which it is the target."""
+    endpoints = config.endpoints.values()
+    drafting = next((each for each in endpoints if each.target == model and each.drafts), None)
+    return _load_endpoint(model, panel.of_member(model, drafting), config)
 
 
 def _load_compressor(name: str, config: ServerConfig, target: PreTrainedTokenizerBase) -> Compressor:

@@ -26,6 +26,7 @@ from deployments.endpoints.bounds import check_count
 from deployments.endpoints.conversations import Conversations
 from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
+from deployments.endpoints.panel import PanelComposer, check_panel
 from deployments.endpoints.prompt_compression import PromptShortener
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.endpoints.templates import PromptTemplates
@@ -33,9 +34,11 @@ from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import CompressedPrompt, CompressRequest
 from deployments.monitoring.metrics import Metrics
 from deployments.storage.store import ResponseStore
-from deployments.strategies.deliberation import Deliberation, Outcome, Progress
-from deployments.strategies.members import Run, merge_streams
+from deployments.strategies.deliberation import Deliberation
+from deployments.strategies.members import Run, for_members, merge_streams
+from deployments.strategies.panel import Outcome, Progress
 from deployments.strategies.strategy import StrategyOptions
+from deployments.strategies.synthesis import Synthesis
 
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer
@@ -151,6 +154,8 @@ class Service:
 
     def _fill_and_prepare(self, body: GenerationRequest, prepare: Callable[[], list[Request]]) -> list[Request]:
         self.templates.fill(body)
+        if self.endpoint(body.model).panel:
+            check_panel(body, body.model)
         return prepare()
 
     async def compress(self, body: CompressRequest, *, key: ApiKey = ANYBODY) -> CompressedPrompt:
@@ -183,6 +188,7 @@ class Service:
     def answer(
         self,
         served: ServedEndpoint,
+        body: GenerationRequest,
         requests: Sequence[Request],
         *,
         key: ApiKey,
@@ -190,7 +196,7 @@ class Service:
         arrived_s: float,
         streamed: bool,
     ) -> AsyncGenerator[EventBatch, None]:
-        """Yield deltas of all requests as they arrive, or progress and then an outcome for each.
+        """Yield deltas of a body's requests as they arrive, or progress and then an outcome for each.
 
         Closing the generator cancels the requests. Raises as `run` does.
 
@@ -198,24 +204,31 @@ class Service:
         """
         if served.strategy is None:
             return self.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=streamed)
-        return self._deliberate(served, served.strategy, requests, key, priority)
+        return self._by_strategy(served, served.strategy, body, requests, key, priority)
 
-    async def _deliberate(
+    async def _by_strategy(
         self,
         served: ServedEndpoint,
         strategy: StrategyOptions,
+        body: GenerationRequest,
         requests: Sequence[Request],
         key: ApiKey,
         priority: int,
     ) -> AsyncGenerator[EventBatch, None]:
-        """Yield the events of choices among whole answers, if no model that must make one has too long a queue."""
-        models = served.config.models
-        endpoints = [replace(served.endpoint, target=model, members=()) for model in models]
-        expanded = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
-        self.admission.check(expanded, key, priority)
+        """Yield the events of panels that answer, if no model that must answer for one has too long a queue."""
         run: Run = partial(self.run, key=key, priority=priority, admitted=True)
-        deliberations = [Deliberation(request, models, strategy, run, self.servable_models) for request in requests]
-        async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
+        panels: list[Deliberation | Synthesis] = []
+        for index, request in enumerate(requests):
+            if strategy.synthesize is None:
+                asked = for_members(request, served.config.models)
+                panels.append(Deliberation(asked, strategy, run, self.servable_models))
+            else:
+                prompt = index // body.choices
+                composer = PanelComposer(body, prompt, request, served, strategy.synthesize, self._in_thread)
+                asked = await composer.member_requests()
+                panels.append(Synthesis(asked, strategy, run, self.servable_models, composer))
+        self.admission.check([request for panel in panels for request in panel.requests], key, priority)
+        async with aclosing(merge_streams([panel.events() for panel in panels])) as events:
             async for index, event in events:
                 yield [(index, event)]
 

@@ -92,7 +92,7 @@ class EnsembleFields(StrictModel):
         if count < 1:
             raise InvalidRequestError(f"{changes[0]}: the model {model!r} has no members.", field=changes[0])
         if self.blend is not None and not blends:
-            raise InvalidRequestError(f"blend: the model {model!r} chooses among whole answers.", field="blend")
+            raise InvalidRequestError(f"blend: the model {model!r} does not blend its members.", field="blend")
         if self.min_members is not None and self.min_members > count:
             reason = f"min_members: should be at most {count}, the number of members of the model {model!r}."
             raise InvalidRequestError(reason, field="min_members")

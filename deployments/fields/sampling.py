@@ -10,6 +10,15 @@ from deployments.fields.strict import StrictModel
 from deployments.fields.types import BadWords, Items, Limit, LogitBias, StopStrings, TokenId, TokenIds, Words
 
 _CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the other fields have SamplingParams' names
+TOKEN_ID_FIELDS = (
+    "logit_bias",
+    "allowed_token_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "stop_token_ids",
+)
 _DEFAULT_BEAMS = 4
 _MAX_ALTERNATIVES = 32
 

@@ -24,7 +24,7 @@ from deployments.endpoints.bounds import count_reported_tokens
 from deployments.endpoints.service import EventBatch, Service
 from deployments.fields.generation import GenerationRequest
 from deployments.http.head import resolve_model
-from deployments.strategies.deliberation import Outcome, Progress
+from deployments.strategies.panel import Outcome, Progress
 
 _MOST_REPORTED_TOKENS = 2000  # answers that report more are written in a thread
 _SMALL_ANSWER = 2000  # tokens; larger whole answers are written in a thread
@@ -72,6 +72,7 @@ async def answer(
     state.end_arrival()  # counted as submitted from here
     batches = service.answer(
         served,
+        body,
         requests,
         key=state.key,
         priority=body.priority or 0,

@@ -320,7 +320,7 @@ def _card(served: ServedEndpoint, created: int, servable: set[str]) -> ModelCard
 
 def _health(service: Service, enough: Callable[[Iterable[bool]], bool], *, is_stopping: bool = False) -> JSONResponse:
     up = service.coordinator.models()
-    models = {model for served in service.endpoints.values() for model in served.config.models}
+    models = {model for served in service.endpoints.values() for model in served.config.answering}
     endpoints = [served.endpoint for served in service.endpoints.values()]
     models |= {endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None and not endpoint.colocated}
     ready = enough(served.is_ready(service.servable_models()) for served in service.endpoints.values())

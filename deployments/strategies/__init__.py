@@ -1,1 +1,1 @@
-"""Answers chosen among whole candidates: what members propose is scored, voted on or compared."""
+"""Whole answers by several models: one is chosen, by scores, votes or comparisons, or a new one is written."""

@@ -1,4 +1,4 @@
-"""Ask the members of a deliberation for whole answers, and for the likelihood of the others' answers."""
+"""Ask the members of a panel for whole answers, and for the likelihood of the others' answers."""
 
 import asyncio
 import time
@@ -79,12 +79,22 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
 
 @dataclass(slots=True, eq=False)
 class Participant:
-    """A member's state in a deliberation."""
+    """A member's state in a panel."""
 
-    model: str
+    request: Request  # as the member gets it, for the model that it is
     candidates: list[Candidate] = field(default_factory=list)
     latency_s: float = 0.0
     error: ConsortError | None = None
+
+    @property
+    def model(self) -> str:
+        return self.request.endpoint.target
+
+
+def for_members(request: Request, models: Sequence[str]) -> list[Request]:
+    """Return the request as each of the models gets it, all of which have the same tokens."""
+    endpoints = [replace(request.endpoint, target=model, members=()) for model in models]
+    return [replace(request, endpoint=endpoint) for endpoint in endpoints]
 
 
 class MemberClient:
@@ -97,14 +107,12 @@ class MemberClient:
         """
         self._run, self._ready, self._timeout_s = run, ready, timeout_s
 
-    async def propose(
-        self, member: Participant, request: Request, count: int, first: int
-    ) -> AsyncGenerator[Candidate, None]:
-        """Yield the member's candidates as they complete. first: index of its first candidate among all members'."""
-        began_s = time.monotonic()
+    async def propose(self, member: Participant, count: int, first: int) -> AsyncGenerator[Candidate, None]:
+        """Yield the member's candidates as they complete. first: index of its first seed among all members'."""
+        began_s, request = time.monotonic(), member.request
         seeds = [choice_seed(request.params.seed, first + i) for i in range(count)]
         params = [replace(request.params, logprobs=request.params.logprobs or 0, seed=seed) for seed in seeds]
-        requests = [_request_for(request, member.model, request.prompt, each) for each in params]
+        requests = [_request_for(request, request.prompt, each) for each in params]
         async with aclosing(self._answers(member.model, requests)) as answers:
             async for index, delta in answers:
                 candidate = Candidate(member.model, index, delta)
@@ -112,11 +120,11 @@ class MemberClient:
                 member.latency_s = time.monotonic() - began_s
                 yield candidate
 
-    async def judge(self, model: str, request: Request, texts: Sequence[Sequence[int]]) -> list[float]:
+    async def judge(self, request: Request, texts: Sequence[Sequence[int]]) -> list[float]:
         """Return the log-likelihood of each text after the prompt, in nats per token. Texts must not be empty."""
-        requests = [_scoring_request(request, model, text) for text in texts]
+        requests = [_scoring_request(request, text) for text in texts]
         likelihoods = [0.0] * len(texts)
-        async with aclosing(self._answers(model, requests)) as answers:
+        async with aclosing(self._answers(request.endpoint.target, requests)) as answers:
             async for index, delta in answers:
                 tokens = [*(delta.prompt_logprobs or ()), *delta.logprobs][-len(texts[index]) :]
                 likelihoods[index] = fmean(token.logprob for token in tokens)
@@ -154,9 +162,9 @@ class MemberClient:
                 await asyncio.wait({waiting})
 
 
-def _request_for(request: Request, model: str, prompt: Sequence[int], params: SamplingParams) -> Request:
+def _request_for(request: Request, prompt: Sequence[int], params: SamplingParams) -> Request:
     return Request(
-        replace(request.endpoint, target=model, members=()),
+        request.endpoint,
         prompt,
         params,
         speculate=request.speculate,
@@ -166,7 +174,7 @@ def _request_for(request: Request, model: str, prompt: Sequence[int], params: Sa
     )
 
 
-def _scoring_request(request: Request, model: str, text: Sequence[int]) -> Request:
+def _scoring_request(request: Request, text: Sequence[int]) -> Request:
     """Return a one-step request that scores the text. Its last token is forced, so that the context suffices."""
     params = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(text[-1],), logprobs=0, prompt_logprobs=0)
-    return replace(_request_for(request, model, [*request.prompt, *text[:-1]], params), speculate=False)
+    return replace(_request_for(request, [*request.prompt, *text[:-1]], params), speculate=False)

@@ -1,4 +1,4 @@
-"""Strategies that choose among whole answers: what they extract, how they rank, and how they are configured.
+"""Strategies over whole answers: what they extract, how they rank, what a writer reads, how they are configured.
 
 Patterns are RE2's: matching time is linear in the text, so no text can block the server.
 """
@@ -8,17 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal
+from pathlib import Path
 
 import re2  # type: ignore[import-untyped]
 
-from decoding.errors import ConfigError
-from deployments.configuration.endpoint import StrategyConfig
+from decoding.errors import ConfigError, InvalidRequestError
+from deployments.configuration.endpoint import StrategyConfig, StrategyKind
+from deployments.configuration.templates import PromptTemplate
 from deployments.configuration.values import load_callable
+from deployments.fields.strict import nearest
 
 Extract = Callable[[str], str | None]  # None: the text has no answer
 Utility = Callable[[str, str], float]  # (candidate, reference) -> utility, higher is better
+Synthesize = Callable[[str, Sequence["Proposal"]], str]  # (question, proposals) -> what the writer reads
 
+_TEMPLATE = Path(__file__).with_name("synthesize.jinja")
+_SHOWN = ("prompt", "answers")  # variables of a template
 _MAX_PATTERN = 1000  # characters
 _PATTERN_BYTES = 8 * 2**20  # of a compiled pattern
 _MAX_ANSWER = 1000  # characters; longer texts have no vote
@@ -153,20 +158,49 @@ def minimum_risk(
     return by_score([expected_utility(i) for i in range(len(texts))], likelihoods)
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An answer that a writer is shown."""
+
+    model: str  # the member's
+    text: str
+
+
+def by_template(source: str, *, key: str) -> Synthesize:
+    """Fill a template with the question, `prompt`, and the proposals, `answers`; raises ConfigError, naming the key."""
+    template = PromptTemplate(key, source)
+    unknown = [name for name in template.variables if name not in _SHOWN]
+    if unknown:
+        raise ConfigError(f"{key}: {unknown[0]!r} is no variable of it; {nearest(unknown[0], _SHOWN)}")
+    if "answers" not in template.variables:
+        raise ConfigError(f"{key}: does not show `answers`; loop over them to show each one's `text`")
+
+    def synthesize(question: str, proposals: Sequence[Proposal]) -> str:
+        variables = {"prompt": question, "answers": list(proposals)}
+        return template.render({name: variables[name] for name in template.variables})
+
+    try:
+        synthesize("", [Proposal("", "")])
+    except InvalidRequestError as error:
+        raise ConfigError(f"{key}: {error.__cause__}") from error
+    return synthesize
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
     """The strategy of one endpoint.
 
     rerank: the answer that the members, or the judge, find most likely per token. majority: the most frequent extracted
     answer; with one member, self-consistency (Wang et al., arXiv 2203.11171). mbr: the answer closest to all others.
-    best_of: the answer that its own member finds most likely per token.
+    best_of: the answer that its own member finds most likely per token. synthesize: one that a writer makes of all.
     """
 
-    kind: Literal["rerank", "majority", "mbr", "best_of"]
+    kind: StrategyKind
     candidates: int = 4  # per member
     judge: str | None = None  # rerank: the member that scores all; None: every member does
     extract: Extract = whole_text  # majority
     utility: Utility = chrf  # mbr
+    synthesize: Synthesize | None = None
 
 
 def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
@@ -182,4 +216,10 @@ def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
         judge=config.judge,
         extract=extract,
         utility=chrf if config.utility is None else load_callable(config.utility, key=f"{key}.utility"),
+        synthesize=_load_template(config, key=f"{key}.template") if config.kind == "synthesize" else None,
     )
+
+
+def _load_template(config: StrategyConfig, *, key: str) -> Synthesize:
+    source = _TEMPLATE.read_text(encoding="utf-8") if config.template is None else config.template
+    return by_template(source, key=key)

@@ -51,7 +51,8 @@ export class Answer {
     this.speculation = document.speculation ?? this.speculation;
     this.usage = document.usage ?? this.usage;
     this.seed = document.seed ?? this.seed;
-    this.progress = document.progress ?? null;
+    const isMine = document.choices.some(({ index }) => index === this.index);
+    this.progress = (isMine && document.progress) || null;
     const before = this.tokens.length;
     for (const choice of document.choices) if (choice.index === this.index) this._takeChoice(choice, nowMs);
     return this.tokens.length > before;

@@ -19,11 +19,12 @@ export class Card {
       if (answer.tokensPerS) this._speed.textContent = answer.cached ? "cached" : `${orDash(answer.tokensPerS, 1)} tokens/s`;
       options.changed(this);
     });
+    this._proposals = make("div", { className: "proposals" }); // members' answers, which the answer was written from
     this._speed = make("span", { className: "speed", "aria-hidden": "true" });
     this._foot = make("p", { className: "facts summary" });
     this._actions = make("div", { className: "actions row" });
     this.head = make("div", { className: "card-head row apart" }, make("h3", { textContent: title }), this._speed);
-    const parts = [this.head, this._text.element, this.calls.element, this._foot, this._actions];
+    const parts = [this.head, this._proposals, this._text.element, this.calls.element, this._foot, this._actions];
     this.element = make("article", { className: "card box", "aria-busy": "true" }, ...parts);
   }
 
@@ -41,6 +42,7 @@ export class Card {
     const { calls, progress } = this.answer;
     if (calls.length) this.calls.show(calls);
     if (!progress) return;
+    this._addProposal(progress);
     const { event, model, done, total, error } = progress;
     this.say(`${model}: ${error ? `failed: ${error}` : event}, ${done} of ${total}`);
   }
@@ -50,6 +52,10 @@ export class Card {
     const { answer } = this;
     answer.settle();
     if (answer.calls.length) this._addOriginal();
+    if (answer.ensemble?.candidates) {
+      this._proposals.replaceChildren();
+      for (const candidate of answer.ensemble.candidates) this._addProposal(candidate);
+    }
     this._text.settle();
     this.element.removeAttribute("aria-busy");
     this.say(summary(answer));
@@ -81,6 +87,12 @@ export class Card {
   markFrom(index) {
     this.answer.markFrom(index);
     this._text.redraw();
+  }
+
+  _addProposal({ model, text }) {
+    if (typeof text !== "string") return; // nobody wrote from it
+    const [summary, shown] = [make("summary", { textContent: model }), make("div", { className: "card-text", textContent: text })];
+    this._proposals.append(make("details", { className: "raw" }, summary, shown));
   }
 
   /** Shows the text beside the calls, and all tokens as details. */

@@ -196,7 +196,7 @@ def test_wrong_models_are_refused() -> None:
         LLM(TARGET, slots=0)
     with pytest.raises(ConfigError, match="there is no endpoint 'emsemble'; did you mean 'ensemble'"):
         LLM.from_config("deployments/ensemble.yaml", "emsemble")
-    with pytest.raises(ConfigError, match="only a server chooses among whole answers"):
+    with pytest.raises(ConfigError, match="only a server has strategies"):
         LLM.from_config("deployments/ensemble.yaml", "majority")
 
 

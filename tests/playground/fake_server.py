@@ -74,6 +74,7 @@ STATUS = {
         | {"kv_usage": 0.0, "drafting": None, "speculation_gain": None},
     ],
 }
+CANDIDATES = [{"model": "llama", "index": 0, "text": "Four.\nOr *five*."}, {"model": "qwen", "index": 0, "text": "4"}]
 CALLS = [("call-1", "weather", ['{"city"', ': "Ulm"}']), ("call-2", "clock", ["{}"])]  # id, name, pieces of arguments
 CACHED_SEED = 99
 KEY = "open sesame"
@@ -90,8 +91,8 @@ class Fake:
 
 
 def make_fake(fake: Fake) -> FastAPI:
-    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`, `call`, `markdown`, `reason`, `rest`,
-    `cut`.
+    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`, `panel`, `call`, `markdown`, `reason`,
+    `rest`, `cut`.
 
     A prompt that says `too long` is refused, and so is a temperature above 2.
     """
@@ -221,6 +222,10 @@ async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, 
     speculation = {**SPECULATION, "drafted": 0, "accepted": 0, "proposers": {}} if rests else SPECULATION
     called = False
     try:
+        if "panel" in prompt:
+            for done, candidate in enumerate(CANDIDATES, 1):
+                progress = {"event": "candidate", "done": done, "total": 2, **candidate}
+                yield _event({"choices": [{"index": 0, "delta": {"content": ""}}], "progress": progress})
         for count, choice in enumerate(choices):
             if "break" in prompt and count == 2:
                 yield 'event: error\ndata: {"error": {"message": "no target is left", "param": null}}\n\n'
@@ -237,6 +242,8 @@ async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, 
     last: dict[str, Any] = {"finish_reason": reason, "text": "", "delta": {"content": ""}, "token_details": []}
     if "ensemble" in prompt:
         last["ensemble"] = {"blend": "mixture", "members": MEMBERS}
+    if "panel" in prompt:
+        last["ensemble"] = {"strategy": "synthesize", "members": MEMBERS, "candidates": CANDIDATES[::-1]}
     ends = [_event({"choices": [{"index": index, **last}]}) for index in range(body.get("n", 1))]
     yield "".join(ends)
     yield _event({"choices": [], "speculation": speculation, "seed": body.get("seed", 7)})

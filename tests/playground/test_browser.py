@@ -93,6 +93,17 @@ def test_members_of_an_ensemble_and_what_they_contributed(page: "Page") -> None:
     assert cells == ["qwen", "75 %", "90 %", "llama (gone)", "25 %", "–"]
 
 
+def test_what_the_members_of_a_panel_said(page: "Page") -> None:
+    send(page, "panel")
+    wait_until_done(page)
+    said = page.locator(".proposals details")
+    assert said.locator("summary").all_inner_texts() == ["qwen", "llama"]
+    assert not said.nth(1).get_by_text("Four.").is_visible()
+    said.nth(1).locator("summary").click()
+    assert said.nth(1).locator(".card-text").inner_text() == "Four.\nOr *five*."
+    assert "".join(text for text, _ in tokens_of(page.locator(".card"))) == TEXT
+
+
 def test_a_conversation_goes_on_and_the_last_answer_can_be_had_again(page: "Page", fake: Fake) -> None:
     for count, text in enumerate(["One.", "Two."], 1):
         send(page, text)

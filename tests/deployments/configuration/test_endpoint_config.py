@@ -158,7 +158,7 @@ def test_the_examples_are_valid_configurations() -> None:
     kinds = {
         name: endpoint.kind for name, endpoint in parse_config(yaml.safe_load(block), folder=ROOT).endpoints.items()
     }
-    assert kinds == {"ensemble": "ensemble", "contrastive": "contrastive", "vote": "ensemble"}
+    assert kinds == {"ensemble": "ensemble", "contrastive": "contrastive", "vote": "ensemble", "panel": "ensemble"}
     assert load_config(ROOT / "deployments" / "ensemble.yaml").roles() == {
         "target": "target",
         "member": "target",

@@ -16,7 +16,9 @@ from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.endpoints.service import Service
-from deployments.strategies.deliberation import Deliberation, Outcome, Progress
+from deployments.strategies.deliberation import Deliberation
+from deployments.strategies.members import for_members
+from deployments.strategies.panel import Outcome, Progress
 from deployments.strategies.strategy import StrategyOptions, by_regex
 from engine.model.runner import Runner
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
@@ -62,7 +64,7 @@ def deliberate(
 ) -> list[Progress | Outcome]:
     async def run() -> list[Progress | Outcome]:
         service = Service({}, coordinator)
-        deliberation = Deliberation(asked, models, options, service.run, service.coordinator.models)
+        deliberation = Deliberation(for_members(asked, models), options, service.run, service.coordinator.models)
         async with aclosing(deliberation.events()) as events:
             return [event async for event in events]
 
@@ -117,7 +119,7 @@ def test_a_judge_scores_alone() -> None:
     scoring = [request for request in coordinator.requests if len(request.prompt) > 3]
     assert [request.endpoint.target for request in scoring] == ["third"] * 4
     assert [event.model for event in events if isinstance(event, Progress) and event.kind == "scored"] == ["third"]
-    scores = [candidate.score for candidate in outcome(events).candidates]
+    scores = [candidate.score or 0.0 for candidate in outcome(events).candidates]
     assert scores == sorted(scores, reverse=True)
 
 
@@ -188,7 +190,7 @@ def test_leaving_early_cancels_what_runs() -> None:
     async def run() -> None:
         service = Service({}, coordinator)  # type: ignore[arg-type]
         options = StrategyOptions(kind="best_of", candidates=2)
-        deliberation = Deliberation(request(), MODELS, options, service.run, service.coordinator.models)
+        deliberation = Deliberation(for_members(request(), MODELS), options, service.run, service.coordinator.models)
         async with aclosing(deliberation.events()) as events:
             await anext(events)
 
