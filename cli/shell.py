@@ -12,6 +12,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from cli.audit import audit
 from cli.measure import bench, compare
 from cli.online import chat, complete, report, scale, status
 from cli.serving.options import DTYPES, ServeOptions, model_options
@@ -122,7 +123,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # not all terminals have all characters
 
 
-for _command in (bench, chat, compare, complete, finetune, report, scale, status, train):
+for _command in (audit, bench, chat, compare, complete, finetune, report, scale, status, train):
     main.add_command(_command)
 
 

@@ -1,4 +1,4 @@
-"""docs/console.md says what the code says."""
+"""docs/console.md and docs/audit.md say what the code says."""
 
 import pytest
 from click.testing import CliRunner
@@ -8,12 +8,13 @@ from cli.console.slash import COMMANDS, KEYS
 from deployments.configuration.paths import ROOT
 
 PAGE = (ROOT / "docs" / "console.md").read_text(encoding="utf-8")
+AUDIT = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["chat", "complete", "report", "status"])
+@pytest.mark.parametrize("command", ["audit", "chat", "complete", "report", "status"])
 def test_the_help_of_every_command_is_documented(command: str) -> None:
     result = CliRunner().invoke(shell.main, [command, "--help"], prog_name="consort", terminal_width=100)
-    assert f"```text\n{result.output}```" in PAGE, result.output
+    assert f"```text\n{result.output}```" in PAGE + AUDIT, result.output
 
 
 def test_every_slash_command_and_key_is_documented() -> None:
