@@ -62,6 +62,9 @@ class SamplingParams:
     force_words: Sequence[str | Sequence[str]] | None = None
     weights: Sequence[float] | None = None  # of an ensemble's members
     blend: Mapping[str, Any] | None = None  # how they are blended
+    guidance_scale: float | None = None  # classifier-free guidance
+    negative_prompt: Prompt | None = None  # what it leads away from
+    formula: Mapping[str, Any] | None = None  # another weighted sum of log-probabilities
     speculate: bool | None = None  # False: plain decoding. Same text
     draft_length: int | None = None  # most draft tokens that a step verifies. Same text
     proposers: Sequence[str] | None = None  # that may draft. Same text

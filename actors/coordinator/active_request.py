@@ -183,7 +183,7 @@ class ActiveRequest:
             corpus=corpus,
             longest_draft=request.longest_draft if prediction or corpus else 0,
             beams=request.beams,
-            ensemble=ensemble if request.endpoint.members else None,
+            ensemble=ensemble if request.members else None,
             target=target,
             attached_drafter=self.drafter,
             admission=self.admission,

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from actors.coordinator.active_request import ActiveRequest
-from actors.coordinator.replica_table import ReplicaTable
+from actors.coordinator.replica_table import Prefix, ReplicaTable
 from actors.wire.link import Outbox
 from actors.wire.messages import AttachDrafter, Cancel, LeaderLost, Member, MemberLost, Remember
+from decoding.blending.params import Term
 from decoding.errors import ConsortError, UnavailableError
 
 _MAX_TARGETS_LOST = 3  # by a request without progress, before it fails
@@ -35,7 +36,7 @@ class Dispatch:
         """Assign a target, the members and, if wanted, a drafter. Do nothing if a required model has no replica."""
         request_id, endpoint = active.request.request_id, active.request.endpoint
         prefixes = active.prefixes
-        members = [Member(model, self._replica_table.choose(model, prefixes)) for model in endpoint.members]
+        members = [self._member(term, prefixes) for term in active.request.members]
         if not _have_quorum(active, members):
             return
         active.target = self._replica_table.assign(endpoint.target, request_id, prefixes)
@@ -46,6 +47,13 @@ class Dispatch:
             active.drafter = self._replica_table.assign(endpoint.drafter, request_id)
         self._outbox.put(active.target, active.admit(self._replica_table.address(active.target)))
         self._admit_to_drafter(active)
+
+    def _member(self, term: Term, prefixes: Sequence[Prefix]) -> Member:
+        """Return a term with the replica that runs it, if there is one."""
+        address = (
+            None if term.is_own else self._replica_table.choose(term.name, prefixes if term.prompt is None else ())
+        )
+        return Member(term.name, address, term.is_own, None if term.prompt is None else list(term.prompt))
 
     def release(self, active: ActiveRequest, now_s: float) -> None:
         """Cancel the request on its replicas. It then waits for a new target."""
@@ -181,7 +189,7 @@ class Dispatch:
     def _drop_member(self, active: ActiveRequest, name: str) -> bool:
         """Go on without a member's replica, if the quorum permits. Returns whether it does."""
         members = [
-            Member(member.model, None) if member.address is not None and member.address.name == name else member
+            replace(member, address=None) if member.address is not None and member.address.name == name else member
             for member in active.members
         ]
         if not _have_quorum(active, members):
@@ -209,5 +217,5 @@ class Dispatch:
 
 
 def _have_quorum(active: ActiveRequest, members: Sequence[Member]) -> bool:
-    present = [True, *(member.address is not None for member in members)]  # the leader first
+    present = [True, *(member.is_there for member in members)]  # the leader first
     return active.request.ensemble_options.has_quorum(present)

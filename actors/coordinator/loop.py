@@ -177,7 +177,7 @@ class Coordinator:
         """Fail the request. With an ensemble try another target first: a member may have been the cause."""
         if field is not None:
             self._fail(active, InvalidRequestError(error, field=field))
-        elif active.members:
+        elif any(member.address is not None for member in active.members):
             self._dispatch.replace_target(active, self._clock(), reason=error)
         else:
             self._fail(active, UnavailableError(error))
@@ -321,7 +321,8 @@ class Coordinator:
                 self._dispatch.attach_drafter(active)
             if active.target is None and now_s - active.unassigned_since_s > self._max_unassigned_s:
                 endpoint, models = active.request.endpoint, self._replica_table.models()
-                model = next((member for member in endpoint.members if member not in models), endpoint.target)
+                members = [term.name for term in active.request.members if not term.is_own]
+                model = next((member for member in members if member not in models), endpoint.target)
                 self._fail(active, UnavailableError(f"no replica of model {model!r} came up in time"))
 
 

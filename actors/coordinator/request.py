@@ -8,7 +8,7 @@ from typing import Literal
 
 from actors.wire.messages import Adapter, MemberShare, Token
 from decoding.beams.options import BeamOptions
-from decoding.blending.params import EnsembleOptions
+from decoding.blending.params import EnsembleOptions, Term
 from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
 from decoding.drafts.options import NgramOptions
 from decoding.errors import ConsortError, require
@@ -115,6 +115,7 @@ class Request:
     prediction: Sequence[int] = ()  # of the answer, in the target's tokens, to draft from
     draft_length: int | None = None  # None: the endpoint's
     ensemble: EnsembleOptions | None = None  # None: the endpoint's
+    terms: Sequence[Term] | None = None  # of a formula, beside its own text; None: the endpoint's members
     seeded: bool = False  # whether the client chose the seed, so that an equal request may get the same answer
     timeout_s: float | None = None  # from submission; after that the request fails
     beams: BeamOptions | None = None  # run a beam search
@@ -133,12 +134,17 @@ class Request:
                 ("prompt_logprobs", self.params.prompt_logprobs),
             ):
                 require(value is None, field_name, value, "absent from a beam search")
-            require(not self.endpoint.members, "use_beam_search", "a beam search", "absent from an ensemble")
+            require(not self.members, "use_beam_search", "a beam search", "absent from ensembles and formulas")
         if self.prompt_positions is not None:
             count = len(self.prompt_positions.kept)
             require(count == len(self.prompt), "positions", count, f"one for each of {len(self.prompt)} tokens")
-            alone = self.beams is None and not self.endpoint.members
-            require(alone, "positions", "a shortened prompt", "a whole one for beam searches and ensembles")
+            alone = self.beams is None and not self.members
+            require(alone, "positions", "a shortened prompt", "a whole one for beam searches, ensembles and formulas")
+
+    @property
+    def members(self) -> Sequence[Term]:
+        """What is blended with the target's distribution of the request's own text."""
+        return [Term(name=model) for model in self.endpoint.members] if self.terms is None else self.terms
 
     @property
     def ensemble_options(self) -> EnsembleOptions:

@@ -27,7 +27,8 @@ class Participant:
     """A member of an ensemble, and what it has contributed to one request. The first of all is the leader."""
 
     model: str
-    address: ReplicaAddress | None = None  # of the leader: None
+    address: ReplicaAddress | None = None  # of what the leader's model reads: None
+    prompt: list[int] | None = None  # as in Member
     present: bool = True  # not lost
     joined: bool = True  # has read the text
     waits: bool = False  # has no slot for the request, as its last report says
@@ -41,8 +42,12 @@ class Participant:
 
     @property
     def replica(self) -> str:
-        """Its replica's name; empty for the leader, and without a replica."""
+        """Its replica's name; empty for what the leader's model reads, and without a replica."""
         return "" if self.address is None else self.address.name
+
+    def offset(self, prompt_length: int) -> int:
+        """Return by how many tokens its text is longer than the leader's, whose prompt has so many."""
+        return 0 if self.prompt is None else len(self.prompt) - prompt_length
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +72,10 @@ class EnsembleRounds:
         """
         self.options = ensemble.options
         self.leader = Participant(ensemble.leader)
-        followers = [Participant(each.model, each.address, each.address is not None) for each in ensemble.members]
+        followers = [Participant(each.model, each.address, each.prompt, each.is_there) for each in ensemble.members]
         self.members = [self.leader, *followers]  # [M]
+        terms = zip(followers, ensemble.members, strict=True)
+        self.own = [self.leader, *(participant for participant, member in terms if member.is_own)]
         self._weights()  # raises
         self.read_length = 0  # of the text that all other members have
         self.round: Round | None = None
@@ -85,8 +92,8 @@ class EnsembleRounds:
 
     @property
     def others(self) -> dict[str, Participant]:
-        """The present members by replica, without the leader."""
-        return {member.replica: member for member in self.members[1:] if member.present}
+        """The present members that other replicas run, by replica."""
+        return {member.replica: member for member in self.members if member.present and member.address is not None}
 
     def _weights(self) -> tuple[float, ...]:
         """Return the members' weights, [M]. Raises UnavailableError if too few are present."""
@@ -102,7 +109,7 @@ class EnsembleRounds:
 
     def withdraw(self) -> None:
         self.round, self._invited_at_s = None, None
-        for member in self.members[1:]:
+        for member in self.others.values():
             member.joined = member.waits = False
 
     @property
@@ -136,10 +143,15 @@ class EnsembleRounds:
             member.logits, member.best = None, []
 
     def add_own_logits(self, logits: Tensor, mask: Tensor | None) -> None:
-        """Add the leader's logits, [K + 1, V]. mask: [K + 1, ⌈V / 32⌉] what its structure allows."""
+        """Add what the leader's model made of each text, [T · (K + 1), V]: the leader's own, then those of `own`.
+
+        mask: [K + 1, ⌈V / 32⌉] what its structure allows.
+        """
         if self.round is not None:
             self.round.mask = mask
-            self.leader.logits = logits.clone()  # the next forward may overwrite them
+            copies = logits.clone().chunk(len(self.own))  # the next forward may overwrite them
+            for member, copy in zip(self.own, copies, strict=True):
+                member.logits = copy
 
     def add_reply(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
         """Add another member's logits, [K + 1, V or padded]. A reply to an earlier step, or a second one, is ignored.
@@ -274,8 +286,8 @@ def _member_logits(ensemble: EnsembleRounds, own: Tensor, candidates: Tensor | N
         return [first, *others]
     if candidates is not None:
         first, *others = [keep_candidates(logits, candidates) for logits in (first, *others)]
-    contrastive = ensemble.options.blend.kind == "contrastive"  # there a silent amateur finds all tokens equal
-    replacement = torch.zeros_like(first) if contrastive else first
+    adds_up = ensemble.options.blend.kind in ("contrastive", "formula")  # there a silent member finds all tokens equal
+    replacement = torch.zeros_like(first) if adds_up else first
     return [first, *(replace_empty(logits, replacement) for logits in others)]
 
 

@@ -1,7 +1,7 @@
 """One request of a loop: its text, its KV slots, its grammar, and what it runs in a forward."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
@@ -31,7 +31,7 @@ class Row:
         self.cached = 0
         self.slot = -1
         self.slots_needed = 1
-        self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
+        self.more_slots: list[int] = []  # beside those of `texts`, if more are needed
         self.arrived_at_s = admit.arrived_at_s
         self.has_lent = False  # whether it gave its slots to a row that returns them
         self.entered = False  # whether it has had its slots by right, not only because those before it could not enter
@@ -160,8 +160,18 @@ class Row:
         return False
 
     @property
+    def texts(self) -> "Sequence[Row]":
+        """What the row reads, each text in a slot of its own: the row itself first."""
+        return (self,)
+
+    @property
+    def owner(self) -> "Row":
+        """The row that the table has, of whose texts this is one."""
+        return self
+
+    @property
     def slots(self) -> list[int]:
-        return [self.slot, *self.more_slots]
+        return [*[text.slot for text in self.texts], *self.more_slots]
 
     def resume(self, count: int) -> None:
         """Continue after the first `count` tokens, which the slot holds as text. Columns after them mean nothing."""
@@ -175,6 +185,14 @@ class ServedRow(Row):
     """A row of a target, which may verify, answer a leader or search beams. By default it does neither."""
 
     invitation = 0  # of a leader, as in Join
+
+    @property
+    def texts(self) -> "Sequence[ServedRow]":
+        return (self,)
+
+    @property
+    def owner(self) -> "ServedRow":
+        return self
 
     @property
     def verifies(self) -> bool:

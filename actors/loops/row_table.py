@@ -123,17 +123,23 @@ class RowTable(Generic[R]):
         """Free the row's slots and pages. It waits in its order, and computes anew what it can't take over then."""
         del self._active[row.key]
         self._free_slots(row)
-        row.slot, row.more_slots = -1, []
+        row.more_slots = []
         row.preemptions += 1
         self.preemptions += 1
-        row.undo()
-        row.resume(0)
+        for text in row.texts:
+            text.slot = -1
+            text.undo()
+            text.resume(0)
         self._waiting[row.key] = row
 
     def restart_if_lost(self, row: R) -> None:
         """Preempt a row whose text can't go on, because a failed step has changed its state."""
-        if self._active.get(row.key) is row and not all(self._cache.can_go_on(slot, row.cached) for slot in row.slots):
-            self.preempt(row)
+        owner = self._active.get(row.owner.key)
+        if owner is None or owner is not row.owner:
+            return
+        held = [(text.slot, text.cached) for text in owner.texts] + [(slot, owner.cached) for slot in owner.more_slots]
+        if not all(self._cache.can_go_on(*columns) for columns in held):
+            self.preempt(owner)
 
     def note_forward(self) -> None:
         self._is_full = False
@@ -141,17 +147,20 @@ class RowTable(Generic[R]):
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Let rows get their grammars, enter and share pages. Return rows whose grammar failed, with the error."""
         known, page_size = self._cache.known, self._cache.page_size
-        for row in self._active.values():
-            if min(row.cached, row.prompt_length) // page_size > known[row.slot]:
-                self._note_text(row)  # the answer's pages when it ends
+        for text in self._texts():
+            if min(text.cached, text.prompt_length) // page_size > known[text.slot]:
+                self._note_text(text)  # the answer's pages when it ends
         failed = self._take_grammars()
         self._fill_slots(preempt=True)
-        computing: dict[bytes, R] = {}  # who computes a page next
-        for row in self._active.values():
-            row.waits_for_pages, row.shortest_waiting = False, sys.maxsize
-            if len(row.tokens) - row.cached > 1 and self._cache.extends:
-                self._share_pages(row, computing)
+        computing: dict[bytes, Row] = {}  # who computes a page next
+        for text in self._texts():
+            text.waits_for_pages, text.shortest_waiting = False, sys.maxsize
+            if len(text.tokens) - text.cached > 1 and self._cache.extends:
+                self._share_pages(text, computing)
         return failed
+
+    def _texts(self) -> Iterator[Row]:
+        return (text for row in self._active.values() for text in row.texts)
 
     def _take_grammars(self) -> list[tuple[R, BaseException]]:
         failed: list[tuple[R, BaseException]] = []
@@ -164,12 +173,12 @@ class RowTable(Generic[R]):
                     failed.append((row, error))
         return failed
 
-    def _note_text(self, row: R) -> None:
+    def _note_text(self, row: Row) -> None:
         full = min(row.cached_prefix, len(row.tokens)) // self._cache.page_size
         if self._cache.known[row.slot] < full <= self._cache.held_pages(row.slot):
             self._cache.note_text(row.slot, self._keys(row, full))
 
-    def _share_pages(self, row: R, computing: dict[bytes, R]) -> None:
+    def _share_pages(self, row: Row, computing: dict[bytes, Row]) -> None:
         """Take over pages of the row's prompt. If a row before it computes the next one, it waits a turn."""
         if (len(row.tokens) - 1) // self._cache.page_size <= row.cached // self._cache.page_size:
             return
@@ -190,12 +199,12 @@ class RowTable(Generic[R]):
             if first is not row:
                 row.waits_for_pages, first.shortest_waiting = True, min(first.shortest_waiting, row.pending)
 
-    def _reusable_keys(self, row: R) -> PageKeys:
+    def _reusable_keys(self, row: Row) -> PageKeys:
         """Return the keys of the pages of the row's text that need not be computed if others have them."""
         count = (len(row.tokens) - 1) // self._cache.page_size  # the last token is always run
         return self._keys(row, count if row.may_share else 0)
 
-    def _keys(self, row: R, count: int) -> PageKeys:
+    def _keys(self, row: Row, count: int) -> PageKeys:
         return PageKeys(row.page_keys, row.tokens, count, self._cache.page_size, row.cache_salt)
 
     def _fill_slots(self, *, preempt: bool = False) -> None:
@@ -224,12 +233,13 @@ class RowTable(Generic[R]):
 
     def _enter(self, row: R) -> None:
         del self._waiting[row.key]
-        row.slot, held = self._cache.take(self._reusable_keys(row))
-        row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
-        row.resume(held)
+        for text in row.texts:
+            text.slot, held = self._cache.take(self._reusable_keys(text))
+            text.resume(held)
+            if text.reused is None:  # a row that was preempted takes over its own pages
+                text.reused = held
+        row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - len(row.texts))]
         row.has_lent = False
-        if row.reused is None:  # a row that was preempted takes over its own pages
-            row.reused = held
         self._active[row.key] = row
 
     def _make_room(self, row: R, yielding: Iterable[R]) -> bool:
@@ -259,11 +269,11 @@ class RowTable(Generic[R]):
         if self._is_full and not leaving:
             return False
         left = self._cache.allocator.available - row.slots_needed + 1
+        left -= sum(map(self._pages, row.texts[1:]))  # does not count those that these share
         for other in staying:
-            text = -(-self._columns(other) // self._cache.page_size)
             held = sum(map(self._cache.held_pages, other.slots))
-            missing = max(0, text - self._cache.held_pages(other.slot)) + other.slots_needed
-            left -= min(missing, other.slots_needed * self._cache.pages_per_slot - held)
+            missing = [max(0, self._pages(text) - self._cache.held_pages(text.slot)) for text in other.texts]
+            left -= min(sum(missing) + other.slots_needed, other.slots_needed * self._cache.pages_per_slot - held)
         if not self._fits(row, left + sum(map(self._cache.held_pages, slots))):  # does not count shared pages
             return False
         released = self._cache.released_pages(slots)
@@ -271,16 +281,17 @@ class RowTable(Generic[R]):
 
     def _fits(self, row: R, left: int, released: Container[int] = ()) -> bool:
         """Whether `left` pages and those that it shares are enough for the row. released: pages that become free."""
-        shared = -(-self._columns(row) // self._cache.page_size) - left
+        shared = self._pages(row) - left
         keys = self._reusable_keys(row)
         return shared <= 0 or (shared <= len(keys) and self._cache.are_held(keys, shared, released))
 
-    def _columns(self, row: R) -> int:
-        """Return how many columns of its first slot a row needs for its text, and its next token with a draft."""
-        return min(len(row.tokens) + 1 + row.draft_length, self._cache.capacity)
+    def _pages(self, text: Row) -> int:
+        """Return how many pages of its slot a text needs, with its next token and a draft."""
+        return -(-min(len(text.tokens) + 1 + text.draft_length, self._cache.capacity) // self._cache.page_size)
 
     def _free_slots(self, row: R) -> None:
-        self._note_text(row)
+        for text in row.texts:
+            self._note_text(text)
         for slot in row.slots:
             self._cache.give_back(slot)
 

@@ -79,11 +79,11 @@ class HeadsDrafter(Proposer):
         """Note what a forward ran. writers: the row of each share, if it writes a text of its own."""
         counts = [sum(len(run.tokens) for run in runs) for runs in inputs]
         firsts = [0, *accumulate(counts)]
-        ends = accumulate(sum(run.logits_count for run in runs) for runs in inputs)
+        ends = accumulate((sum(run.logits_count for run in runs) for runs in inputs), initial=0)
         self._ran = [
-            _Ran(row, runs[0].start, first, end)
+            _Ran(row, runs[0].start, first, end + runs[0].logits_count)
             for row, runs, first, end in zip(writers, inputs, firsts, ends, strict=False)
-            if row is not None and row.ensemble is None and row.drafts.heads
+            if row is not None and not row.spans_replicas and row.drafts.heads
         ]
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:

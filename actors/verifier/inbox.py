@@ -72,6 +72,7 @@ class TargetInbox:
 
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back to its peer, unless the row has been removed or replaced."""
+        row = row.owner
         if self._rows.get(row.key) is row:
             self._mailbox.fail(row.key, row.admission, error, row.invitation)
 
@@ -167,12 +168,28 @@ class TargetInbox:
             lengths = min(message.draft_length, most), min(message.longest_draft, most)
             message = replace(message, draft_length=lengths[0], longest_draft=lengths[1])
         row = TargetRow(peer, message, acceptance=self._policy.acceptance, lookups=self._lookup.make(message))
+        self._check_texts(row)
         self._structures.begin(row)
-        self._adapters.begin(row)
+        for text in row.texts:
+            self._adapters.begin(text)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows
         if row.ensemble is not None:
             self._leader.lead(row, row.ensemble)
         self._drafters.rest(row)  # its coordinator may not know yet that drafts are not wanted
+
+    def _check_texts(self, row: TargetRow) -> None:
+        """Raise InvalidRequestError if there is no room for the prompts of a formula, beside the request's own."""
+        slots, limit = self._runner.cache.slots, self._runner.max_length - row.params.max_tokens
+        if row.slots_needed > slots:
+            reason = f"the formula reads {row.slots_needed} prompts at once, but the target has {slots} slots"
+            raise InvalidRequestError(reason, field="formula")
+        for text in row.texts[1:]:
+            if text.prompt_length > limit or not self._runner.can_run(text.tokens):
+                reason = (
+                    f"a prompt of the formula has {text.prompt_length} tokens, but should have 1 to {limit} of the "
+                    f"target's, with max_tokens: {row.params.max_tokens}"
+                )
+                raise InvalidRequestError(reason, field="formula")
 
     def _take_over(self, peer: str, message: Admit) -> Admit:
         """Replace the row of a dead coordinator whose client asks again at another one, and commit what it has written.

@@ -142,7 +142,8 @@ class Committer:
                 if row.draft_length:
                     self._policy.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
                 if path and path[-1] >= len(path):  # not the draft's first tokens
-                    self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
+                    for text in row.texts:
+                        self._runner.compact(text.slot, text.cached + 1, [text.cached + 1 + index for index in path])
                 commit = self._commit(row, draft, verdict)
                 if commit is not None:
                     commits.append((row, commit))
@@ -175,7 +176,8 @@ class Committer:
             tokens, generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
         )
         is_first = generated == 0
-        row.cached += len(tokens)
+        for text in row.texts:
+            text.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
         commit = Commit(  # by position, because a step has one per row, and msgspec takes four times as long by name
             row.key[1],

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 import torch
+from msgspec.structs import replace
 
 from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row import Row
@@ -73,9 +74,9 @@ class EnsembleLeader:
             self._used_at_s[replica] = now_s
             join = Join(
                 row.key[1],
-                list(row.tokens),
+                row.text_after(member.prompt),
                 ensemble.leader.model,
-                row.prompt_length,
+                row.prompt_length + member.offset(row.prompt_length),
                 best_count=ensemble.options.best_count,
                 shared=self._share_memory(row, replica) if member.address.uri else None,
                 admission=row.admission,
@@ -119,8 +120,9 @@ class EnsembleLeader:
             invitation=ensemble.invitation,
         )
         ensemble.round.text_length = len(row.tokens)
-        for replica in ensemble.others:
-            self._put((row.key[1], replica), request)
+        for replica, member in ensemble.others.items():
+            offset = member.offset(row.prompt_length)
+            self._put((row.key[1], replica), replace(request, base=request.base + offset) if offset else request)
 
     def reconcile(self, replica: str, report: Report) -> None:
         """Cancel requests that a member should not have, and send again what it seems not to have received."""
@@ -160,8 +162,9 @@ class EnsembleLeader:
     ) -> None:
         member_key = row.key[1], replica
         match message:
-            case Joined():
-                ensemble.mark_joined(replica, message.max_length)
+            case Joined(_, _, max_length):
+                offset = ensemble.others[replica].offset(row.prompt_length)
+                ensemble.mark_joined(replica, max_length and max_length - offset)
                 row.limit_draft()
                 self._mark_answered(member_key, step=0)
             case LogitsReply(_, step, packed, best):

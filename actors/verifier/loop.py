@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -105,7 +106,7 @@ class Target:
     def _step(self, shares: Shares) -> None:
         """Draft, verify, commit. Chunks of prompts, members' drafts and beams are in the same forward."""
         samplers, running = self._rows.sampling(shares), self._rows.verifying(shares)
-        self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
+        self._draft(running, others=sum([share.tokens for share in shares]) - sum([row.step_tokens for row in running]))
         self._request_logits(running)
         inputs = [row.inputs(limit) for row, limit, _ in shares]
         if self._runner.lora is not None:
@@ -184,7 +185,13 @@ class Target:
                 self._mailbox.put(row.key[0], message)
                 if row.done:
                     self._rows.remove(row.key)
-        return self._rows.verifications(shares)
+        verifications = self._rows.verifications(shares)
+        blended = [(ensemble, v.rows) for v in verifications if (ensemble := v.row.ensemble) is not None]
+        if blended:
+            with torch.inference_mode():  # as `logits` were made
+                indices = [*chain.from_iterable([rows for _, rows in blended])]
+                logits[indices] = blend_rounds([ensemble for ensemble, _ in blended])
+        return verifications
 
     def _finish_rounds(self, shares: Shares) -> None:
         rows = self._rows.sampling(shares)
@@ -196,13 +203,7 @@ class Target:
             Verification(row, round_.draft, range(start, end), round_.mask)
             for row, round_, (start, end) in zip(rows, rounds, pairwise(chain([0], ends)), strict=True)
         ]
-        verdicts = [
-            verdict if verdict.error is None else verdict._replace(error=ensemble.explained(verdict.error))
-            for ensemble, verdict in zip(ensembles, judge(verifications, blended, self._texts)(), strict=True)
-        ]
-        for ensemble, round_, verdict in zip(ensembles, rounds, verdicts, strict=True):
-            if verdict.error is None:
-                ensemble.end_round(verdict.logits_rows(), verdict.tokens(round_.draft))
+        verdicts = judge(verifications, blended, self._texts)()
         requested_at_s = min(round_.requested_at_s for round_ in rounds)
         self._policy.note_ensemble_round(len(blended), time.perf_counter() - requested_at_s)
         self._commit(verifications, verdicts, min(round_.began_s for round_ in rounds))
@@ -220,6 +221,7 @@ class Target:
 
         began_s: when the round began, with the messages and the wait for drafts before it; None: nothing was verified.
         """
+        verdicts = [_end_round(*pair) for pair in zip(verifications, verdicts, strict=True)]
         committed = self._committer.commit(verifications, verdicts)
         self._policy.learn(verifications, verdicts)
         if not verifications:
@@ -286,7 +288,8 @@ class Target:
 
     def _due_rows(self, wait_s: float) -> Iterator[ServedRow]:
         """Yield the rows of the next forward. Those that verify begin together, once none waits for its draft."""
-        return (row for row in self._rows if row.due and not (wait_s > 0 and row.verifies))
+        texts = (text for row in self._rows for text in row.texts)
+        return (text for text in texts if text.due and not (wait_s > 0 and text.verifies))
 
     def _wait_s(self) -> float:
         """Return how much longer rows wait for drafts, in seconds; 0 to take the step."""
@@ -309,11 +312,23 @@ class Target:
     def _release(self, row: ServedRow) -> None:
         """Let members, adapters and drafters forget a row that is removed. The last one leaves no table of texts."""
         self._leader.remove(row)
-        self._adapters.release(row)
+        for text in row.texts:
+            self._adapters.release(text)
         for proposer in self._proposers:
             proposer.remove(row)
         if not len(self._rows):
             self._texts.clear()
+
+
+def _end_round(verification: Verification, verdict: Verdict) -> Verdict:
+    """End the round of a row that leads an ensemble. Returns the verdict, whose error names members to blame."""
+    ensemble = verification.row.ensemble
+    if ensemble is None:
+        return verdict
+    if verdict.error is not None:
+        return verdict._replace(error=ensemble.explained(verdict.error))
+    ensemble.end_round(verdict.logits_rows(), verdict.tokens(verification.draft))
+    return verdict
 
 
 def _corpus(options: LoopOptions, runner: Runner) -> Corpus | None:

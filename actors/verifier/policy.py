@@ -4,14 +4,14 @@ All of it is measured: speculative and plain decoding by the clock (`speculation
 time and what each adds (`proposers.py`), draft lengths by acceptance and the cost of steps.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 
 from actors.loops.row import RowKey
 from actors.verifier.proposers import Proposer, ProposerChoice
 from actors.verifier.rows import TargetRow, Verification
 from actors.verifier.speculation_trial import SpeculationTrial
-from actors.verifier.step_cost import StepCost, measure_step_cost
+from actors.verifier.step_cost import measure_step_cost
 from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
 from decoding.drafts.verification import Verdict
@@ -176,7 +176,7 @@ class SpeculationPolicy:
             drafted: whether the step verified drafts.
             prompt_tokens: in the same forward. What they add counts as expected work.
         """
-        plain_cost_s = self._plain_cost_s[any(row.ensemble is not None for row in rows)]
+        plain_cost_s = self._plain_cost_s[any(row.spans_replicas for row in rows)]
         is_typical = 2 * len(rows) > self.active_rows  # few rows say little about the cost of many
         with_prompts = len(rows) + prompt_tokens
         added_s = self._prefill_cost_s(with_prompts) - self._prefill_cost_s(len(rows))
@@ -229,9 +229,14 @@ class SpeculationPolicy:
         rates = [row.drafts.acceptance.value for row in rows]
         return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=alternating)
 
-    def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
-        """Return the cost of such rows' steps. With an ensemble it lasts until the slowest member's reply."""
-        return self._round_cost_s if any(row.ensemble is not None for row in rows) else self._step_cost_s
+    def _cost_s(self, rows: Sequence[TargetRow]) -> Callable[[int], float]:
+        """Return the cost of such rows' steps by tokens, each of which runs in all the texts of its row.
+
+        With members in other replicas it lasts until the slowest one's reply.
+        """
+        cost_s = self._round_cost_s if any(row.spans_replicas for row in rows) else self._step_cost_s
+        texts = sum([row.step_tokens for row in rows])
+        return cost_s if texts == len(rows) else lambda tokens: cost_s(tokens * texts // len(rows))
 
     def _patience_s(self, draft_length: int) -> float:
         if self._latency_token_s is None:

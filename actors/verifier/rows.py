@@ -31,6 +31,35 @@ class Verification(NamedTuple):
     mask: Tensor | None  # [K + 1, ⌈V / 32⌉] int32, the tokens that the row's structure allows; None for all
 
 
+class Companion(ServedRow):
+    """Another prompt before a row's answer, for a term of its formula.
+
+    It reads the prompt as a row of its own; then it takes part in the row's steps.
+    """
+
+    def __init__(self, owner: "TargetRow", index: int, admit: Admit, prompt: Sequence[int]) -> None:
+        """index: among the row's texts. admit: the row's."""
+        peer, _ = owner.key
+        text = owner.text_after(prompt)
+        super().__init__(f"{peer} {index}", replace(admit, tokens=text, prompt_length=len(prompt)))
+        self._owner = owner
+
+    @property
+    def owner(self) -> ServedRow:
+        return self._owner
+
+    @property
+    def due(self) -> bool:
+        return self.ready and self.prefilling
+
+    @property
+    def withheld(self) -> int:
+        return 1
+
+    def take(self, logits: Tensor, rows: range) -> None:
+        self.cached = self._chunk.end
+
+
 class TargetRow(ServedRow):
     """`tokens` are all committed. While the row is running, all but the last are in the cache."""
 
@@ -46,6 +75,11 @@ class TargetRow(ServedRow):
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.end = Positions(self.history)  # the position after the text, however long it is
         self.ensemble = None if admit.ensemble is None else EnsembleRounds(admit.ensemble)  # if it leads one
+        prompts = (
+            [] if self.ensemble is None else [term.prompt for term in self.ensemble.own if term.prompt is not None]
+        )
+        self._companions = [Companion(self, index, admit, prompt) for index, prompt in enumerate(prompts, 1)]
+        self.slots_needed = 1 + len(prompts)
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
         self._origin = replace(admit, tokens=[])
         self.prompt_positions = admit.prompt_positions
@@ -59,12 +93,29 @@ class TargetRow(ServedRow):
         self._verification: Verification | None = None  # of the logits that were taken last
 
     @property
+    def texts(self) -> Sequence[ServedRow]:
+        return (self, *self._companions)
+
+    def text_after(self, prompt: Sequence[int] | None) -> list[int]:
+        """Return the text with another prompt; None: with its own."""
+        return [*(self.tokens[: self.prompt_length] if prompt is None else prompt), *self.tokens[self.prompt_length :]]
+
+    @property
     def due(self) -> bool:
-        return self.ready and (len(self.tokens) - self.cached > 1 or self.ensemble is None or self.ensemble.is_idle)
+        return self.ready and (len(self.tokens) - self.cached > 1 or self._may_step)
+
+    @property
+    def _may_step(self) -> bool:
+        is_idle = self.ensemble is None or self.ensemble.is_idle
+        return is_idle and not any(companion.prefilling for companion in self._companions)
+
+    @property
+    def step_tokens(self) -> int:
+        return self.slots_needed
 
     @property
     def spans_replicas(self) -> bool:
-        return self.ensemble is not None
+        return self.ensemble is not None and bool(self.ensemble.others)
 
     @property
     def started(self) -> bool:
@@ -76,7 +127,7 @@ class TargetRow(ServedRow):
 
     @property
     def verifies(self) -> bool:
-        return len(self.tokens) - self.cached <= 1 and self.ready and (self.ensemble is None or self.ensemble.is_idle)
+        return len(self.tokens) - self.cached <= 1 and self.ready and self._may_step
 
     @property
     def withheld(self) -> int:
@@ -88,7 +139,7 @@ class TargetRow(ServedRow):
 
     def inputs(self, limit: int) -> list[RowInput]:
         if not self.prefilling:
-            inputs = [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
+            inputs = [draft_input(text.slot, text.cached, text.tokens[-1], self.step_draft) for text in self.texts]
         else:
             inputs = super().inputs(limit)
             if self.wants_prompt_logprobs:
@@ -96,7 +147,7 @@ class TargetRow(ServedRow):
         return [self._placed(row_input) for row_input in inputs]
 
     def take(self, logits: Tensor, rows: range) -> None:
-        """Note what decides on the draft. The leader of an ensemble blends it with what the members reply."""
+        """Note what decides on the draft. The leader of an ensemble blends it with what others make of it."""
         if self.prefilling:
             self.history.read_ahead()
             if self.wants_prompt_logprobs:
@@ -106,10 +157,11 @@ class TargetRow(ServedRow):
                 return
             self.cached -= 1  # as in a step, which runs the last token
             rows = rows[-1:]
-        if self.ensemble is None:
-            self._verification = Verification(self, self.step_draft, rows, self.mask)
-        else:
+        if self.ensemble is not None:
             self.ensemble.add_own_logits(logits[rows.start : rows.stop], self.mask)
+        if not self.spans_replicas:
+            own = rows[: len(self.step_draft.tokens) + 1]
+            self._verification = Verification(self, self.step_draft, own, self.mask)
         self.step_draft, self.mask = NO_DRAFT, None
 
     def claim_verification(self) -> Verification | None:
@@ -149,6 +201,8 @@ class TargetRow(ServedRow):
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""
         self.drafts.commit(tokens, rejected=rejected)
+        for companion in self._companions:
+            companion.tokens += tokens
         if self.draft_length:
             self.limit_draft()
 
@@ -224,6 +278,6 @@ class TargetRows(RowTable[ServedRow]):
         return [row for row in writers if row is not None]
 
     def verifications(self, shares: Iterable[Share[ServedRow]]) -> list[Verification]:
-        """Take what the rows of these shares have to verify."""
+        """Take what the rows of these shares have to verify, those excepted whose members have not answered."""
         rows = [self._writers.get(share.row.key) for share in shares]
         return [verification for row in rows if row and (verification := row.claim_verification()) is not None]

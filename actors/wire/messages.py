@@ -24,7 +24,7 @@ from decoding.sampling.stopping import FinishReason
 # Version of the message format. Raise it when older and newer versions would misread each other: when a field is
 # renamed, or a required one is added. A new field with a default needs no new version. Coordinators use only replicas
 # of their own version.
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):
@@ -38,14 +38,20 @@ class ReplicaAddress(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A model of an ensemble, and the replica that runs it; None if there is no replica."""
+    """A member of an ensemble, or a term of a formula, beside the leader's own text."""
 
-    model: str
-    address: ReplicaAddress | None
+    model: str  # or, of a term of the leader's own model, how it differs
+    address: ReplicaAddress | None  # of the replica that runs it; None: there is none, or it is the leader's
+    is_own: bool = False  # whether the leader's model reads it, beside the request
+    prompt: list[int] | None = None  # that it reads in place of the request's, in the leader's tokens; None: the same
+
+    @property
+    def is_there(self) -> bool:
+        return self.is_own or self.address is not None
 
 
 class Ensemble(msgspec.Struct, frozen=True):
-    """The models whose distributions are blended. The leader is the target that the request is admitted to."""
+    """What is blended, in order: the target that the request is admitted to leads."""
 
     leader: str  # the name of its model
     members: list[Member]  # without the leader

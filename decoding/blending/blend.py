@@ -1,24 +1,24 @@
 """Blends: how the members' logits become the logits of one target distribution.
 
-Works on a flat batch of N positions of any rows, each with its own weights and settings. The result needs no
-normalisation and is sampled like the logits of a single model. Absent members have weight 0; their logits may be
-anything, NaN included. If all members with a weight have the same logits, the blend is bitwise these logits, except
-that of `contrastive`.
+Works on a flat batch of N positions of any rows, each with its own weights and settings. There are two rules: a mean
+of probabilities, and a weighted sum of log-probabilities. The result needs no normalisation and is sampled like the
+logits of a single model. Absent members have weight 0; their logits may be anything, NaN included. If all members with
+a weight have the same logits and the weights sum to 1, the blend is bitwise these logits, on plausible tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from decoding.blending.params import BlendParams
+from decoding.blending.params import BlendParams, BlendRule
 from decoding.sampling.processors import log_add
 from decoding.sampling.transfer import tensor_on
 
 _NEG_INF = float("-inf")
-_MIN_LOG_PROB = -1e3  # of a token that the amateur rules out
-_TIE = 1e-5  # tolerance for votes, which sum to 1, and for logarithms of mean probabilities
+_MIN_LOG_PROB = -1e3  # of a token that a term with a negative weight rules out
+_TIE = 1e-5  # tolerance for votes and weights that sum to 1, and for logarithms of mean probabilities
 TokenAttribution = tuple[float, bool, float]  # log-probability, whether it was the most probable token, share
 _GAP = 1e4  # between the worst candidate and all other tokens; no bias closes it
 
@@ -37,24 +37,11 @@ def mixture(logits: Tensor, weights: Tensor) -> Tensor:
     return _unless_equal(_log_mean(logits.log_softmax(dim=-1), weights), logits)
 
 
-def product(logits: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean of the members' log-probabilities. A token that one member rules out is ruled out.
+def majority(logits: Tensor, weights: Tensor) -> Tensor:
+    """Return the weights of the members in the majority, [M, N], 0 for the others. Shapes as for `mixture`.
 
-    Positions without any token left get the mixture. Shapes as for `mixture`.
-    """
-    logits = _replace_absent(logits, weights)
-    log_probs = logits.log_softmax(dim=-1)
-    weighted = (log_probs * _shares(weights)[:, :, None]).nan_to_num(nan=0.0, neginf=_NEG_INF)  # 0 · −∞ is 0
-    blended = _total(weighted)
-    impossible = blended.amax(dim=-1, keepdim=True) == _NEG_INF
-    return _unless_equal(torch.where(impossible, _log_mean(log_probs, weights), blended), logits)
-
-
-def vote(logits: Tensor, weights: Tensor) -> Tensor:
-    """Return the mixture of the members in the majority. Each member votes for its most probable token, by weight.
-
-    Ties go to the token with the greater mean probability, then to the first member. The winner is the most probable
-    token of the result. Shapes as for `mixture`.
+    Each member votes for its most probable token, by weight. Ties go to the token with the greater mean probability,
+    then to the first member. The winner is the most probable token of the mixture.
     """
     logits = _replace_absent(logits, weights)
     shares = _shares(weights)
@@ -64,16 +51,16 @@ def vote(logits: Tensor, weights: Tensor) -> Tensor:
     means = _log_mean(log_probs, weights).T  # [M, N]
     means = means.masked_fill((votes < votes.amax(dim=0) - _TIE) | (weights <= 0), _NEG_INF)
     leaders = (means >= means.amax(dim=0) - _TIE).int().argmax(dim=0, keepdim=True)  # [1, N] a member for each position
-    return mixture(logits, shares * (choices == choices.gather(0, leaders)))
+    return shares * (choices == choices.gather(0, leaders))
 
 
-def gated(logits: Tensor, weights: Tensor, threshold: Tensor) -> Tensor:
-    """Return the first member's logits where it is sure, and the mixture of all elsewhere.
+def gate(logits: Tensor, weights: Tensor, threshold: Tensor) -> Tensor:
+    """Return the weights, [M, N], without those of other members where the first one is sure.
 
     Yu et al., arXiv 2406.12585. An absent gate is never sure. Shapes as for `mixture`; threshold: [N] float32.
     """
     sure = (weights[0] > 0) & ~is_unsure(logits[0], threshold)
-    return torch.where(sure[:, None], logits[0], mixture(logits, weights))
+    return torch.cat([weights[:1], weights[1:].masked_fill(sure, 0.0)])
 
 
 def is_unsure(logits: Tensor, threshold: Tensor) -> Tensor:
@@ -84,32 +71,31 @@ def is_unsure(logits: Tensor, threshold: Tensor) -> Tensor:
     return logits.log_softmax(dim=-1).amax(dim=-1) < threshold.log()
 
 
-def difference(expert: Tensor, amateur: Tensor, alpha: Tensor, temperature: Tensor) -> Tensor:
-    """Return log expert − log amateur, on tokens that have at least α of the expert's best probability.
+def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Tensor) -> Tensor:
+    """Return the weighted sum of the terms' log-probabilities, on tokens that are plausible to the first term.
 
-    Others get −∞. Contrastive decoding: Li et al., arXiv 2210.15097, section 3.
+    Those have at least α of its best probability (Li et al., arXiv 2210.15097, section 3); others get −∞. A token that
+    a term with a positive weight rules out is ruled out; to one with a negative weight its log-probability is −1000.
+    Positions without any token left get the mixture of the terms with positive weights.
 
     Args:
-        expert: [N, V] float32 logits.
-        amateur: [N, V] float32 logits; −∞ counts as log-probability −1000.
+        logits: [M, N, V] float32, −∞ for tokens that a term rules out.
+        weights: [M, N] float32, of any sign; 0: the term is absent.
         alpha: [N] float32 in 0…1.
-        temperature: [N] float32, of the amateur.
+        temperature: [N] float32, of the terms with negative weights.
 
     Returns:
-        [N, V] float32.
+        [N, V] float32 logits.
     """
-    amateur_log_probs = (amateur / temperature[:, None]).log_softmax(dim=-1).clamp(min=_MIN_LOG_PROB)
-    return (expert.log_softmax(dim=-1) - amateur_log_probs).masked_fill(_implausible(expert, alpha), _NEG_INF)
-
-
-def scaled(expert: Tensor, amateur: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """Return (1 + β) · expert logits − β · amateur logits, on the same tokens as `difference`.
-
-    O'Brien, Lewis, arXiv 2309.09117. Shapes as for `difference`; beta: [N] float32.
-    """
-    least = amateur.amax(dim=-1, keepdim=True) + _MIN_LOG_PROB
-    contrast = expert + beta[:, None] * (expert - torch.maximum(amateur, least))
-    return contrast.masked_fill(_implausible(expert, alpha), _NEG_INF)
+    logits, factors = _replace_absent(logits, weights), weights[:, :, None]
+    log_probs = (logits / torch.where(factors < 0, temperature[:, None], 1.0)).log_softmax(dim=-1)
+    terms = factors * torch.where(factors < 0, log_probs.clamp(min=_MIN_LOG_PROB), log_probs)
+    total = _total(torch.where(factors == 0, 0.0, terms))
+    is_mean = (_total(weights) - 1).abs() < _TIE
+    total = torch.where(is_mean[:, None], _unless_equal(total, logits), total)
+    total = total.masked_fill(_implausible(logits[0], alpha), _NEG_INF)
+    impossible = total.amax(dim=-1, keepdim=True) == _NEG_INF
+    return torch.where(impossible, _log_mean(log_probs, weights.clamp(min=0.0)), total)
 
 
 def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]]) -> Tensor:
@@ -124,39 +110,34 @@ def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]
         UnavailableError: too few members answered.
     """
     logits, device = logits.float(), logits.device
-    shares = [params.member_weights(present) for params, present in positions]
-    groups: dict[str, list[int]] = {}
+    groups: dict[BlendRule, list[int]] = {}
     for index, (params, _) in enumerate(positions):
-        groups.setdefault(_blend_kind(params, shares[index]), []).append(index)
-    weights = tensor_on(device, shares, torch.float32).T.contiguous()  # [M, N], 0 where absent, 1 in total
-    numbers = [(each.threshold, each.alpha, each.beta, each.amateur_temperature) for each, _ in positions]
-    settings = tensor_on(device, numbers, torch.float32).T.contiguous()  # [4, N]
+        groups.setdefault(params.kind, []).append(index)
+    member_weights = [params.member_weights(present) for params, present in positions]
+    weights = tensor_on(device, member_weights, torch.float32).T.contiguous()  # [M, N], 0 where absent
+    numbers = [(each.threshold, each.least_share(there), each.contrast_temperature) for each, there in positions]
+    settings = tensor_on(device, numbers, torch.float32).T.contiguous()  # [3, N]
     if len(groups) == 1:
-        return _BLENDS[next(iter(groups))](logits, weights, *settings)
+        return _blend_alike(next(iter(groups)), logits, weights, *settings)
     blended = torch.empty_like(logits[0])
     for kind, own in groups.items():
         rows = tensor_on(device, own, torch.int64)
-        blended[rows] = _BLENDS[kind](logits[:, rows], weights[:, rows], *settings[:, rows])
+        blended[rows] = _blend_alike(kind, logits[:, rows], weights[:, rows], *settings[:, rows])
     return blended
 
 
-# Of logits, weights, threshold, alpha, beta and the amateur's temperature.
-_BLENDS: dict[str, Callable[..., Tensor]] = {
-    "single": lambda logits, *_: logits[0],
-    "mixture": lambda logits, weights, *_: mixture(logits, weights),
-    "product": lambda logits, weights, *_: product(logits, weights),
-    "vote": lambda logits, weights, *_: vote(logits, weights),
-    "gated": lambda logits, weights, threshold, *_: gated(logits, weights, threshold),
-    "difference": lambda logits, _, __, alpha, ___, temperature: difference(logits[0], logits[1], alpha, temperature),
-    "scaled": lambda logits, _, __, alpha, beta, ___: scaled(logits[0], logits[1], alpha, beta),
-}
-
-
-def _blend_kind(params: BlendParams, weights: Sequence[float]) -> str:
-    """Return a key of `_BLENDS`. A contrastive blend has two forms; without its amateur it is the expert alone."""
-    if params.kind != "contrastive":
-        return params.kind
-    return params.form if weights[1] > 0 else "single"
+def _blend_alike(kind: BlendRule, logits: Tensor, weights: Tensor, *settings: Tensor) -> Tensor:
+    """Return the blend of positions of one kind. settings: threshold, alpha and temperature, [N] each."""
+    threshold, alpha, temperature = settings
+    match kind:
+        case "single" | "mixture":
+            return mixture(logits, weights)
+        case "vote":
+            return mixture(logits, majority(logits, weights))
+        case "gated":
+            return mixture(logits, gate(logits, weights, threshold))
+        case "product" | "contrastive" | "formula":
+            return weighted_sum(logits, weights, alpha, temperature)
 
 
 def _shares(weights: Tensor) -> Tensor:
@@ -171,7 +152,7 @@ def _total(terms: Tensor) -> Tensor:
 
 def _replace_absent(logits: Tensor, weights: Tensor) -> Tensor:
     """Replace the logits of members with weight 0 by those of the first with a weight, [M, N, V]."""
-    is_present = weights > 0
+    is_present = weights != 0
     first = is_present.int().argmax(dim=0)  # [N] a member for each position
     return torch.where(is_present[:, :, None], logits, logits[first, torch.arange(len(first), device=first.device)])
 
@@ -188,10 +169,10 @@ def _unless_equal(blended: Tensor, logits: Tensor) -> Tensor:
     return torch.where(equal, logits[0], blended)
 
 
-def _implausible(expert: Tensor, alpha: Tensor) -> Tensor:
-    """Return which tokens are less probable than α times the expert's best, [N, V]. expert: [N, V]; alpha: [N]."""
-    best = expert.amax(dim=-1, keepdim=True)
-    return (expert < best + alpha.log()[:, None]) | (expert == _NEG_INF)
+def _implausible(own: Tensor, alpha: Tensor) -> Tensor:
+    """Return which tokens are less probable than α times the best, [N, V]. own: [N, V]; alpha: [N]."""
+    best = own.amax(dim=-1, keepdim=True)
+    return (own < best + alpha.log()[:, None]) | (own == _NEG_INF)
 
 
 def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[float]) -> list[list[TokenAttribution]]:
@@ -203,7 +184,7 @@ def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[fl
     Args:
         logits: [M, N, V] of any float type, before each token.
         tokens: [N]
-        weights: [M] at least 0.
+        weights: [M]; of negative ones the size counts.
 
     Returns:
         [N][M]
@@ -212,7 +193,7 @@ def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[fl
     logprobs = logits.float().log_softmax(dim=-1)
     own = logprobs.gather(-1, index).squeeze(-1)  # [M, N]
     agreed = logits.argmax(dim=-1) == index.squeeze(-1)
-    scores = own + torch.tensor(weights, device=logits.device).log()[:, None]
+    scores = own + torch.tensor(weights, device=logits.device).abs().log()[:, None]
     shares = scores.softmax(dim=0).nan_to_num(nan=0.0)
     columns = zip(own.T.tolist(), agreed.T.tolist(), shares.T.tolist(), strict=True)
     return [list(zip(*column, strict=True)) for column in columns]

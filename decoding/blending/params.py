@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from decoding.errors import UnavailableError, require
 
 BlendKind = Literal["single", "mixture", "product", "vote", "gated", "contrastive"]
+BlendRule = Literal[BlendKind, "formula"]
 ContrastiveForm = Literal["difference", "scaled"]
 VocabularyKind = Literal["shared", "union", "topk_union"]
 
@@ -16,42 +17,59 @@ MIN_AMATEUR_TEMPERATURE, MAX_AMATEUR_TEMPERATURE = 0.001, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """What a blend reads beside the leader's own text: another model, another prompt, or earlier layers."""
+
+    name: str  # in answers and errors; of another model: its name
+    is_own: bool = False  # whether the leader's own model reads it, in the same forwards
+    prompt: tuple[int, ...] | None = None  # in the leader's tokens, before the same answer; None: the request's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlendParams:
     """How the members' distributions become the target distribution; see decoding/blending/blend.py.
 
-    The first member leads: it is the model of `single`, the gate of `gated` and the expert of `contrastive`. The second
-    member is the amateur of `contrastive`.
+    The first member leads: it is the model of `single`, the gate of `gated`, the expert of `contrastive`, and what
+    decides in a `formula` which tokens are plausible. The second member is the amateur of `contrastive`.
 
     Raises:
         InvalidRequestError: a value is out of range; the error names the field.
     """
 
-    kind: BlendKind = "mixture"
-    weights: tuple[float, ...] = ()  # one per member, of any sum; empty: equal weights
+    kind: BlendRule = "mixture"
+    weights: tuple[float, ...] = ()  # one per member, of any sum; formula: of any sign; empty: equal weights
     threshold: float = 0.5  # gated: other members count where the gate's best token is less probable
     form: ContrastiveForm = "difference"
-    alpha: float = 0.1  # contrastive: tokens need this share of the expert's best probability; 0: all stay
+    alpha: float = 0.1  # contrastive, formula: tokens need this share of the leader's best probability; 0: all stay
     beta: float = 0.5  # contrastive, scaled: how strongly the amateur is subtracted
     amateur_temperature: float = 1.0  # contrastive, difference
 
     def __post_init__(self) -> None:
-        kinds, forms, weights = get_args(BlendKind), get_args(ContrastiveForm), self.weights
+        kinds, forms, weights = get_args(BlendRule), get_args(ContrastiveForm), self.weights
         low, high = MIN_AMATEUR_TEMPERATURE, MAX_AMATEUR_TEMPERATURE
-        are_weights = all(math.isfinite(weight) and weight >= 0 for weight in weights)
+        signed = self.kind == "formula"
+        fit = all(math.isfinite(weight) and (signed or weight >= 0) for weight in weights)
+        sound = fit and (not weights or (any(weights) and sum(map(abs, weights)) < math.inf))
         for name, holds, expected in (
             ("kind", self.kind in kinds, f"one of {', '.join(kinds)}"),
             ("form", self.form in forms, " or ".join(forms)),
-            (
-                "weights",
-                are_weights and (not weights or 0 < sum(weights) < math.inf),
-                "finite numbers of at least 0, not all of them 0",
-            ),
+            ("weights", sound, f"finite numbers{'' if signed else ' of at least 0'}, not all of them 0"),
             ("threshold", 0 <= self.threshold <= 1, "a number from 0 to 1"),
             ("alpha", 0 <= self.alpha <= 1, "a number from 0 (all tokens stay) to 1"),
             ("beta", 0 <= self.beta <= MAX_BETA, f"a number from 0 to {MAX_BETA}"),
             ("amateur_temperature", low <= self.amateur_temperature <= high, f"a number from {low} to {high}"),
         ):
             require(holds, name, getattr(self, name), expected)
+
+    def least_share(self, present: Sequence[bool]) -> float:
+        """Return the share of the leader's best probability that plausible tokens have; 0: all are, as to it alone."""
+        is_alone = not all(present) or (self.kind == "contrastive" and not all(self.weights))
+        return 0.0 if self.kind == "product" or is_alone else self.alpha
+
+    @property
+    def contrast_temperature(self) -> float:
+        """The temperature of members with negative weights."""
+        return self.amateur_temperature if self.kind == "contrastive" and self.form == "difference" else 1.0
 
     def require_members(self, count: int) -> None:
         """Check the parameters against the number of members, M.
@@ -93,27 +111,38 @@ class BlendParams:
         )
 
     def member_weights(self, present: Sequence[bool]) -> tuple[float, ...]:
-        """Return the weight of each member, [M], normalised over the members that are present.
+        """Return the weight of each member, [M]; 0 for those that are absent.
 
-        A contrastive expert and its amateur weigh a half each; without the amateur, the expert has weight 1.
+        Weights that are all positive keep their sum, which is 1 except in formulas. Where some are negative, the leader
+        stands alone once a member is lost.
 
         Args:
             present: [M] whether the member answered.
 
         Raises:
             InvalidRequestError: these members can't be blended so; the error names the field.
-            UnavailableError: all present members have weight 0, or a contrastive expert is absent.
+            UnavailableError: all present members have weight 0, or the leader of a contrast is absent.
         """
         self.require_members(len(present))
-        given = self.weights or (1.0,) * len(present)
-        if self.kind == "single":
-            given = (1.0,) + (0.0,) * (len(present) - 1)
+        given = self._given(len(present))
         weights = [weight if is_present else 0.0 for weight, is_present in zip(given, present, strict=True)]
-        total = sum(weights)
-        if total == 0 or (self.kind == "contrastive" and not present[0]):
+        contrasts = min(given) < 0
+        if not any(weights) or (contrasts and not present[0]):
             names = ", ".join(str(i) for i, is_present in enumerate(present) if is_present)
             raise UnavailableError(f"A {self.kind} blend with weights {given} needs more than members [{names}].")
-        return tuple(weight / total for weight in weights)
+        if contrasts:
+            return given if weights == list(given) else (1.0,) + (0.0,) * (len(given) - 1)
+        scale = (sum(given) if self.kind == "formula" else 1.0) / sum(weights)
+        return tuple(weight * scale for weight in weights)
+
+    def _given(self, count: int) -> tuple[float, ...]:
+        """Return the weights with which members enter the mean or the sum, if all are there."""
+        weights, alone = self.weights or (1.0,) * count, (1.0,) + (0.0,) * (count - 1)
+        if self.kind == "single" or (self.kind == "contrastive" and not weights[1]):
+            return alone
+        if self.kind == "contrastive":
+            return (1 + self.beta, -self.beta) if self.form == "scaled" else (1.0, -1.0)
+        return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +167,10 @@ class EnsembleOptions:
         require(self.min_members >= 1, "min_members", self.min_members, "a whole number of at least 1")
         require(self.member_top_k >= 0, "member_top_k", self.member_top_k, "a whole number from 0 (all)")
         require(
-            self.blend.kind != "contrastive" or self.member_top_k == 0,
+            self.blend.kind not in ("contrastive", "formula") or self.member_top_k == 0,
             "blend.kind",
             self.blend.kind,
-            "another one unless member_top_k is 0 (it would prefer tokens that the amateur does not send)",
+            "another one unless member_top_k is 0 (it would prefer tokens that a member does not send)",
         )
         require(self.vocabulary_top_k >= 1, "vocabulary_top_k", self.vocabulary_top_k, "a whole number of at least 1")
         timeout_ms = 1e3 * self.member_timeout_s

@@ -1,24 +1,20 @@
 """The configuration of an endpoint: its models, how they answer together, and the defaults of its requests."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from decoding.blending.params import BlendKind, BlendParams, EnsembleOptions, VocabularyKind
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import Verification
-from deployments.configuration.paths import locate
+from deployments.configuration.heads import HeadsConfig
 from deployments.configuration.templates import TemplateSource
-from deployments.configuration.values import Name
 from deployments.fields.ensembles import BlendFields
+from deployments.fields.formulas import FormulaFields
 from deployments.fields.sampling import TOKEN_ID_FIELDS, SamplingFields
 from deployments.fields.strict import StrictModel, nearest, wrong_field
 from deployments.fields.types import MIN_TIMEOUT_S
-from engine.heads.spec import HeadsSpec
-
-if TYPE_CHECKING:
-    from deployments.configuration.model import ModelConfig
 
 StrategyKind = Literal["rerank", "majority", "mbr", "best_of", "synthesize"]
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
@@ -32,6 +28,7 @@ _KINDS: Mapping[str, tuple[EndpointKind, ...]] = {  # of the endpoints that a ke
     "expert": ("contrastive",),
     "amateur": ("contrastive",),
     "strategy": ("ensemble",),
+    "formula": ("plain", "speculative"),
 }
 _REQUIRED = ("target", "expert", "amateur")  # by all endpoints of these kinds
 
@@ -120,64 +117,6 @@ class CorpusConfig(StrictModel):
     )
 
 
-class HeadsConfig(StrictModel):
-    """Heads on the target's hidden states, which draft in its replicas."""
-
-    path: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
-        description="A folder, relative to the configuration's own folder; or an id on the Hugging Face Hub. null: "
-        "the target's own checkpoint, for mtp only.",
-    )
-    kind: Literal["medusa", "eagle3", "mtp", "dflash", "pard"] = Field(
-        description="medusa, eagle3, mtp, dflash or pard."
-    )
-    revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
-    layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
-        None,
-        description="eagle3, dflash: after how many layers the target's hidden states are read, such as [2, 16, 29]; "
-        "null: as the checkpoint says.",
-    )
-    tree: Annotated[list[list[Annotated[int, Field(ge=0, le=15)]]], Field(min_length=1)] | None = Field(
-        None,
-        description="medusa: a static tree, as paths of ranks such as [[0], [1], [0, 0]]; null: the tokens most "
-        "probably accepted, by measured rates.",
-    )
-    min_acceptance: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.2,
-        description="Refuse heads if fewer of their first draft tokens are the target's own, on its own text; 0: don't "
-        "test them.",
-    )
-    adapters: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=dict,
-        description="eagle3, mtp: LoRA weights that they apply to requests with an adapter of the target, by its name.",
-    )
-
-    @model_validator(mode="after")
-    def _has_path(self) -> Self:
-        if (self.path is None) != (self.kind == "mtp"):
-            problem = (
-                "comes with the target; remove the key" if self.path else f"is missing: {self.kind} heads are files"
-            )
-            raise wrong_field("path", problem)
-        return self
-
-    def spec(self, endpoint: str, target: "ModelConfig") -> HeadsSpec:
-        source = self if self.path is not None else target
-        values = self.model_dump() | {"path": locate(source.path or ""), "revision": source.revision}
-        slots = {name: slot for slot, name in enumerate(target.adapters, 1)}
-        values["adapters"] = {slots[name]: locate(path) for name, path in self.adapters.items()}
-        if self.takes_adapters and (self.adapters or target.adapters_at_run_time):
-            values |= {"adapter_slots": target.adapter_slots, "max_adapter_rank": target.max_adapter_rank}
-        return HeadsSpec(name=f"endpoints.{endpoint}.heads", **values)
-
-    @property
-    def takes_adapters(self) -> bool:
-        return self.kind in ("eagle3", "mtp")
-
-    def __str__(self) -> str:
-        return "the MTP layer of its checkpoint" if self.path is None else f"{self.kind} heads {self.path}"
-
-
 class EndpointConfig(StrictModel):
     """A name that clients send as `model`, and the models that answer: a target, or members that it leads."""
 
@@ -192,6 +131,11 @@ class EndpointConfig(StrictModel):
     amateur: str | None = Field(None, description="contrastive: the weaker model, whose mistakes are penalised.")
     blend: BlendConfig = Field(
         default_factory=BlendConfig, description="How the members' distributions are combined, token by token."
+    )
+    formula: FormulaFields | None = Field(
+        None,
+        description="plain, speculative: a weighted sum of log-probabilities, of other prompts and models, too; null: "
+        "the target's own.",
     )
     strategy: StrategyConfig | None = Field(
         None,
@@ -280,7 +224,8 @@ class EndpointConfig(StrictModel):
     def _conditions(self) -> list[tuple[bool, str, str]]:
         """Return each condition with the key to blame and the problem if it does not hold."""
         ensemble, contrastive = self.kind == "ensemble", self.kind == "contrastive"
-        alone = not (ensemble or contrastive)
+        sums = self.formula is not None and bool(self.others)
+        alone = not (ensemble or contrastive or sums)
         min_models = 1 if self.strategy else 2
         total = len(self.members) * (self.strategy.candidates if self.strategy else 0)
         judge = self.strategy.judge if self.strategy else None
@@ -311,10 +256,15 @@ class EndpointConfig(StrictModel):
                 "should be 0 with vocabulary: topk_union, which needs each member's logits of the others' tokens",
             ),
             (
-                "contrastive" not in (self.kind, self.blend.kind) or self.member_top_k == 0,
+                not (sums or "contrastive" in (self.kind, self.blend.kind)) or self.member_top_k == 0,
                 "member_top_k",
-                "should be 0 with a contrastive blend, which would prefer each token that the amateur did not send to "
-                "all others",
+                "should be 0 with a formula or a contrastive blend, which would prefer each token that a member did "
+                "not send to all others",
+            ),
+            (
+                not sums or self.vocabulary != "union",
+                "vocabulary",
+                "should be shared or topk_union with a formula, which would rule out each token that a model lacks",
             ),
             (alone or self.min_members <= len(self.models), "min_members", "are more than there are members"),
         ]
@@ -329,9 +279,11 @@ class EndpointConfig(StrictModel):
 
     @property
     def others(self) -> list[str]:
-        """Members that work in the target's tokens."""
+        """Members, or terms of a formula, that work in the target's tokens."""
         if self.synthesizes:
             return []
+        if self.formula is not None:
+            return [*dict.fromkeys(model for _, model in self.formula.named_models if model != self.target)]
         return [self.amateur] if self.amateur is not None else self.members[1:]
 
     @property
@@ -342,7 +294,11 @@ class EndpointConfig(StrictModel):
     @property
     def models(self) -> list[str]:
         """All members, the leader first; without members, the target."""
-        return [self.expert or "", *self.others] if self.expert is not None else self.members or [self.target]
+        return (
+            [self.expert or "", *self.others]
+            if self.expert is not None
+            else self.members or [self.target, *self.others]
+        )
 
     @property
     def answering(self) -> list[str]:
@@ -362,7 +318,9 @@ class EndpointConfig(StrictModel):
         if self.kind == "contrastive":
             answering = [("expert", self.expert), ("amateur", self.amateur)]
         else:
-            answering = [("members" if self.members else "target", model) for model in self.models]
+            answering = [("members", model) for model in self.members] or [("target", self.target)]
+        if self.formula is not None:
+            answering += [(f"formula.{key}", model) for key, model in self.formula.named_models]
         writer = None if self.strategy is None else self.strategy.writer
         named = [*answering, ("strategy.writer", writer), ("drafter", self.drafter), ("compressor", self.compressor)]
         return [(key, model) for key, model in named if model is not None]

@@ -22,6 +22,7 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.endpoints.bounds import Bounds, StructureChecker, check_feasible
 from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
+from deployments.endpoints.formulas import Formula, FormulaReader
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.fields.sampling import SamplingFields
@@ -95,12 +96,19 @@ class ServedEndpoint:
         shortened = body.compressed and body.compressed.prompts
         kept = [prompt.positions for prompt in shortened] if shortened else [None] * len(prompts)
         whole_lengths = [len(prompt) if p is None else p.length for prompt, p in zip(prompts, kept, strict=True)]
-        limits = self.bounds.answer_tokens(body, [len(prompt) for prompt in prompts], whole_lengths)
+        formulas = [self._formula(body, prompt) for prompt in prompts]
+        longest = [
+            length if f is None else max(length, f.longest_prompt)
+            for length, f in zip(whole_lengths, formulas, strict=True)
+        ]
+        limits = self.bounds.answer_tokens(body, [len(prompt) for prompt in prompts], longest)
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
         requests = [
-            replace(self._request(prompt, body, sampling(limit)), cache_salt=cache_salt, prompt_positions=positions)
-            for prompt, limit, positions in zip(prompts, limits, kept, strict=True)
+            replace(
+                self._request(prompt, body, sampling(limit), formula), cache_salt=cache_salt, prompt_positions=positions
+            )
+            for prompt, limit, positions, formula in zip(prompts, limits, kept, formulas, strict=True)
         ]
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
@@ -174,7 +182,26 @@ class ServedEndpoint:
         check_feasible(params, self.token_decoder.size)
         return params
 
-    def _request(self, prompt: list[int], body: GenerationRequest, params: SamplingParams) -> Request:
+    def _formula(self, body: GenerationRequest, prompt: list[int]) -> Formula | None:
+        """Return the formula of a request for one prompt; None: it has none. Raises InvalidRequestError."""
+        fields = body.wanted_formula(self.config.formula)
+        if fields is None:
+            return None
+        field = body.formula_field
+        for holds, reason in (
+            (self.strategy is None, f"the model {self.name!r} chooses among whole answers"),
+            (self.config.kind in ("plain", "speculative"), f"the model {self.name!r} blends its members"),
+            (body.compressed is None, "has no place beside prompt_compression"),
+        ):
+            if not holds:
+                raise InvalidRequestError(f"{field}: {reason}.", field=field)
+        return FormulaReader(self.encoder, self.name, self.config.models, self.context_length).read(
+            fields, body, prompt
+        )
+
+    def _request(
+        self, prompt: list[int], body: GenerationRequest, params: SamplingParams, formula: Formula | None = None
+    ) -> Request:
         decode = None if isinstance(body, CompletionRequest) else self.decode_turn
         return Request(
             self.endpoint if decode is None else replace(self.endpoint, decode=decode),
@@ -185,7 +212,8 @@ class ServedEndpoint:
             proposers=self._proposers(body),
             prediction=self._prediction(body),
             seeded=body.seed is not None,
-            ensemble=self._ensemble(body),
+            ensemble=self._ensemble(body, formula),
+            terms=formula.terms if formula else None if self.config.formula is None else (),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
             may_cache=body.compressed is None,
             beams=self._beams(body, params) if body.searches else None,
@@ -211,16 +239,16 @@ class ServedEndpoint:
             return []
         return self.encoder.text(body.prediction.text, "prediction.content", add_special_tokens=False)
 
-    def _ensemble(self, body: GenerationRequest) -> EnsembleOptions | None:
+    def _ensemble(self, body: GenerationRequest, formula: Formula | None) -> EnsembleOptions | None:
         """Ensemble options of the request; None: the endpoint's."""
         has_members = self.config.kind in ("ensemble", "contrastive")
-        blends = has_members and self.strategy is None
+        blends = (has_members and self.strategy is None) or formula is not None
         count = len(self.config.models) if has_members else 0
-        options = self.endpoint.ensemble
+        options = self.endpoint.ensemble if formula is None else replace(self.endpoint.ensemble, blend=formula.blend)
         changed = body.override_ensemble(options, model=self.name, count=count, blends=self.strategy is None)
         if blends and body.return_token_details and body.return_members is not False:
             return replace(changed or options, report_contributions=True)
-        return changed
+        return changed if formula is None else changed or options
 
     def _beams(self, body: GenerationRequest, params: SamplingParams) -> BeamOptions:
         words = self.encoder.force_words(body.force_words or ())

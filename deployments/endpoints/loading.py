@@ -79,7 +79,7 @@ def _check_members(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         if obstacle is None and endpoint.vocabulary == "shared":
             obstacle = f"its tokens are others: {compatibility}; set vocabulary to union or topk_union"
         if obstacle is not None:
-            key = "amateur" if endpoint.kind == "contrastive" else "members"
+            key = "formula" if endpoint.formula else "amateur" if endpoint.kind == "contrastive" else "members"
             raise ConfigError(f"endpoints.{name}.{key}: {model!r} can't join {endpoint.target!r}: {obstacle}")
         _logger.warning("endpoints.%s: %s joins %s through text: %s", name, model, endpoint.target, compatibility)
     return different

@@ -79,7 +79,8 @@ def _key(request: Request) -> tuple[Hashable, ...]:
         request.endpoint.target,  # candidates of one request come from several models
         request.params.with_seed(0) if request.params.greedy else request.params,
         request.max_draft_length,
-        request.ensemble_options if request.endpoint.members else None,
+        request.ensemble_options if request.members else None,
+        tuple(request.members),
         request.beams,
         request.cache_salt,
     )

@@ -10,6 +10,7 @@ from decoding.beams.options import MAX_BEAMS
 from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
 from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
 from deployments.fields.ensembles import EnsembleFields
+from deployments.fields.formulas import FormulaRequestFields
 from deployments.fields.prompts import Compressed
 from deployments.fields.sampling import BeamFields, SamplingFields
 from deployments.fields.strict import IgnoredFields, StrictModel, Text, wrong_field
@@ -74,7 +75,7 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has `usage`.")
 
 
-class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, CompatibilityFields):
+class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, FormulaRequestFields, CompatibilityFields):
     """Fields that completions, chat, responses and messages share. null means the default."""
 
     prompt_field: ClassVar[str]
@@ -156,6 +157,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
             (not (self.stream and self.choices > (self.n or 1)), "best_of", "above n can't be streamed"),
             (not both, "structured_outputs", "has no place beside response_format; set one of them"),
             (not (structured and self.ignore_eos), "ignore_eos", "would go on after the end of a structured answer"),
+            *self.formula_conditions(),
             *self.beam_conditions(),
             *self._beam_search_conditions(),
         ]
@@ -168,6 +170,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return [
             (self.prompt_logprob_count is None, prompt_logprobs, f"with log-probabilities {reason}"),
             (self.max_time is None, "max_time", reason),
+            (self.wanted_formula(None) is None, self.formula_field, reason),
             ((self.n or 1) <= (self.num_beams or MAX_BEAMS), "n", f"is above num_beams, {self.num_beams}"),
         ]
 

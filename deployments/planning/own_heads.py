@@ -6,7 +6,8 @@ from pathlib import Path
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
-from deployments.configuration.endpoint import EndpointConfig, HeadsConfig
+from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.heads import HeadsConfig
 from deployments.configuration.paths import locate, read_header, tensors_in
 from deployments.planning.hub import Snapshot
 from engine.heads.mtp_layout import mtp_layout, quantized_name

@@ -27,9 +27,7 @@ MAX_REQUESTS = 8
 TARGET = str(ROOT / "models" / "target")
 
 
-def tiny_runner(seed: int) -> "Runner":
-    from engine.model.runner import Runner
-
+def tiny_model(seed: int) -> LlamaForCausalLM:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = LlamaConfig(
@@ -40,7 +38,13 @@ def tiny_runner(seed: int) -> "Runner":
             num_attention_heads=2,
             max_position_embeddings=1024,
         )
-        return Runner(LlamaForCausalLM(config), slots=4, max_length=1024, max_query=256)
+        return LlamaForCausalLM(config)
+
+
+def tiny_runner(seed: int) -> "Runner":
+    from engine.model.runner import Runner
+
+    return Runner(tiny_model(seed), slots=4, max_length=1024, max_query=256)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ from deployments.apis.messages.request import CountTokensRequest, MessagesReques
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.configuration.api_keys import ApiKeyConfig
 from deployments.configuration.config import parse_config
-from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, NgramConfig
+from deployments.configuration.endpoint import EndpointConfig, NgramConfig
+from deployments.configuration.heads import HeadsConfig
 from deployments.configuration.http import HttpConfig, TracingConfig
 from deployments.configuration.model import AdaptationConfig, ModelConfig
 from deployments.configuration.paths import ROOT

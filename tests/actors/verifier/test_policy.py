@@ -9,7 +9,7 @@ from actors.ensemble.rounds import EnsembleRounds
 from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.rows import TargetRow
 from actors.verifier.step_cost import StepCost
-from actors.wire.messages import Admit, Ensemble
+from actors.wire.messages import Admit, Ensemble, Member, ReplicaAddress
 from decoding.blending.params import EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from engine.model.runner import Runner
@@ -109,7 +109,7 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     monkeypatch.setattr("actors.verifier.policy.measure_step_cost", lambda runner: cost)
     policy = new_planner()
     alone, leader = running_row(policy, 1), running_row(policy, 2)
-    leader.ensemble = EnsembleRounds(Ensemble("leader", [], EnsembleOptions()))
+    leader.ensemble = EnsembleRounds(Ensemble("leader", [Member("m", ReplicaAddress("m", "m"))], EnsembleOptions()))
     for _ in range(100):
         for size in sizes:
             policy.note_step(size, cost(size))

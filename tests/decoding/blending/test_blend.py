@@ -76,7 +76,7 @@ def contrastive_reference(params: BlendParams, expert: Sequence[float], amateur:
     probs = softmax(expert)
     kept = [x > -math.inf and p >= params.alpha * max(probs) for x, p in zip(expert, probs, strict=True)]
     if params.form == "scaled":
-        floored = [max(a, max(amateur) + LEAST) for a in amateur]
+        floored = [max(a, LEAST) for a in log_softmax(amateur)]
         scores = [(1 + params.beta) * e - params.beta * a for e, a in zip(expert, floored, strict=True)]
     else:
         cooled = log_softmax([a / params.amateur_temperature for a in amateur])

@@ -1,0 +1,91 @@
+"""Reads the formula of a request: the prompts of its terms, in the target's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from decoding.blending.params import BlendParams, Term
+from decoding.errors import ContextLengthError, InvalidRequestError
+from deployments.apis.chat.request import ChatRequest
+from deployments.apis.messages.request import MessagesRequest
+from deployments.apis.responses.request import ResponsesRequest
+from deployments.endpoints.encoder import Encoder
+from deployments.fields.conversation import Conversation, Message
+from deployments.fields.formulas import FormulaFields, TermFields
+from deployments.fields.generation import GenerationRequest
+from deployments.fields.strict import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A request's formula: how its terms are added up, and what they read beside the request's own prompt."""
+
+    blend: BlendParams
+    terms: Sequence[Term]
+
+    @property
+    def longest_prompt(self) -> int:
+        return max((len(term.prompt) for term in self.terms if term.prompt is not None), default=0)
+
+
+class FormulaReader:
+    """Reads the formulas of one endpoint. Its methods raise InvalidRequestError that names the key."""
+
+    def __init__(self, encoder: Encoder, endpoint: str, models: Sequence[str], context_length: int) -> None:
+        """endpoint: its name. models: those that terms may name, the target first."""
+        self._encoder, self._endpoint, self._context_length = encoder, endpoint, context_length
+        self._models = models
+
+    def read(self, fields: FormulaFields, body: GenerationRequest, prompt: Sequence[int]) -> Formula:
+        """Return the formula of a request. prompt: the request's, in tokens."""
+        conversation = (
+            body.to_conversation() if isinstance(body, ChatRequest | ResponsesRequest | MessagesRequest) else None
+        )
+        own, *others = fields.expanded(chat=conversation is not None)
+        weights = tuple(term.weight for term in (own, *others))
+        if not any(weights):
+            raise InvalidRequestError("formula.terms: should have a weight that is not 0.", field="formula.terms")
+        terms: list[Term] = []
+        for index, each in enumerate(others, 1):
+            name = f"formula.terms.{index}" if fields.terms else body.formula_field
+            terms.append(self._term(each, name, conversation, prompt))
+            if any(terms[-1].name == term.name and not term.is_own for term in terms[:-1]):
+                raise InvalidRequestError(
+                    f"{name}: {terms[-1].name!r} has a term already; it can have one.", field=name
+                )
+        return Formula(BlendParams(kind="formula", weights=weights, alpha=fields.least_share), terms)
+
+    def _term(self, term: TermFields, field: str, conversation: Conversation | None, prompt: Sequence[int]) -> Term:
+        is_own = term.model in (None, self._models[0])
+        if not is_own and term.model not in self._models:
+            reason = f"{field}.model: {term.model!r} is no model of {self._endpoint!r}; "
+            raise InvalidRequestError(reason + nearest(term.model or "", self._models), field=f"{field}.model")
+        if is_own and not term.change:
+            raise InvalidRequestError(f"{field}: reads what the first term does; add up their weights.", field=field)
+        tokens = self._prompt(term, field, conversation, prompt) if term.change else None
+        if tokens is not None and not 0 < len(tokens) < self._context_length:
+            reason = f"{field}: has {len(tokens)} tokens, but should have 1 to {self._context_length - 1}."
+            raise ContextLengthError(reason, field=field)
+        own_name = f"without {term.without}" if term.without else term.change
+        name = own_name if is_own else str(term.model)
+        return Term(name=name, is_own=is_own, prompt=None if tokens is None else tuple(tokens))
+
+    def _prompt(
+        self, term: TermFields, field: str, conversation: Conversation | None, prompt: Sequence[int]
+    ) -> list[int]:
+        if term.prompt is not None:
+            return self._encoder.prompt(term.prompt)
+        if term.without == "prompt":
+            return list(prompt[-1:])
+        if term.messages is not None:
+            return self._encoder.conversation(replace(conversation or Conversation([]), messages=term.messages))
+        if conversation is None:
+            raise InvalidRequestError(f"{field}.{term.change}: is for conversations.", field=f"{field}.{term.change}")
+        rest = [message for message in conversation.messages if message.role not in ("system", "developer")]
+        if term.system is not None:
+            rest = [Message.model_validate({"role": "system", "content": term.system}), *rest]
+        elif len(rest) == len(conversation.messages):
+            reason = (
+                f"{field}: leaves nothing out, because the conversation has no system message; give a negative_prompt."
+            )
+            raise InvalidRequestError(reason, field=field)
+        return self._encoder.conversation(replace(conversation, messages=rest))

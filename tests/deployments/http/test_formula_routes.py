@@ -1,0 +1,154 @@
+"""Formulas over HTTP: what the fields ask for, and what is refused."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from decoding.blending.params import Term
+from deployments.configuration.config import parse_config
+from deployments.configuration.paths import ROOT
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.loading import load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.routes import make_api
+from tests.deployments.conftest import tiny_model
+from tests.deployments.fake_coordinator import FakeCoordinator
+from tests.deployments.scripted import TEMPLATE
+
+if TYPE_CHECKING:
+    from actors.replica.in_process import Engine
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "import"}
+FIRST = {"weight": 1.5}
+
+
+def serve(**endpoint: Any) -> dict[str, ServedEndpoint]:
+    names = "target", "drafter", "member"
+    data = {
+        "models": {name: {"path": str(ROOT / "models" / name)} for name in names},
+        "endpoints": {"consort": {"target": "target", **endpoint}, "rest": {"members": ["member", "drafter"]}},
+    }
+    served = load_endpoints(parse_config(data, folder=ROOT))
+    served["consort"].encoder.tokenizer.chat_template = TEMPLATE
+    return served
+
+
+@pytest.fixture(scope="module")
+def served() -> dict[str, ServedEndpoint]:
+    return serve()
+
+
+@pytest.fixture
+def fake(served: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
+    with TestClient(make_api(Service(served, coordinator))) as client:
+        yield client
+
+
+def complete(client: TestClient, **fields: Any) -> Any:
+    body = {"model": "consort", "prompt": "import os", "max_tokens": 8, "temperature": 0, **fields}
+    return client.post("/v1/completions", json=body)
+
+
+def chat(client: TestClient, *messages: Any, **fields: Any) -> Any:
+    body = {"model": "consort", "messages": messages, "max_tokens": 8, "temperature": 0, **fields}
+    return client.post("/v1/chat/completions", json=body)
+
+
+def test_a_guided_answer_is_that_of_plain_forwards(engine: "Engine", served: dict[str, ServedEndpoint]) -> None:
+    model, prompt, negative = tiny_model(0), [5, 6, 7, 8], [9, 10]
+    with TestClient(make_api(Service(served, engine.coordinator))) as client:
+        fields = {"prompt": prompt, "negative_prompt": negative, "guidance_scale": 2.0, "return_token_details": True}
+        (choice,) = complete(client, **fields).json()["choices"]
+    answer: list[int] = []
+    for _ in range(8):
+        with torch.no_grad():
+            texts = [[*prompt, *answer], [*negative, *answer]]
+            own, other = (model(torch.tensor([text])).logits[0, -1].log_softmax(-1) for text in texts)
+        answer.append(int((2 * own - other).argmax()))
+    assert [detail["id"] for detail in choice["token_details"]] == answer
+    assert [member["model"] for member in choice["token_details"][0]["members"]] == ["target", "prompt"]
+    assert choice["ensemble"]["blend"] == "formula"
+    assert [member["weight"] for member in choice["ensemble"]["members"]] == [2.0, -1.0]
+
+
+def sent(coordinator: FakeCoordinator) -> tuple[Sequence[float], Sequence[Term]]:
+    request = coordinator.requests[-1]
+    return request.ensemble_options.blend.weights, list(request.members)
+
+
+def own(name: str, tokens: Sequence[int]) -> Term:
+    return Term(name=name, is_own=True, prompt=tuple(tokens))
+
+
+def test_prompts_of_completions(
+    fake: TestClient, coordinator: FakeCoordinator, served: dict[str, ServedEndpoint]
+) -> None:
+    encode = served["consort"].encoder.prompt
+    assert complete(fake, guidance_scale=3).status_code == 200
+    assert sent(coordinator) == ((3, -2), [own("without prompt", encode("import os")[-1:])])
+    complete(fake, negative_prompt="def f")
+    assert sent(coordinator) == ((1.5, -0.5), [own("prompt", encode("def f"))])
+    complete(fake, formula={"terms": [FIRST, {"weight": -1, "prompt": [4, 5]}, {"weight": 0.5, "prompt": "x"}]})
+    assert sent(coordinator) == ((1.5, -1, 0.5), [own("prompt", [4, 5]), own("prompt", encode("x"))])
+    complete(fake, guidance_scale=1)
+    assert sent(coordinator)[1] == []
+
+
+def test_prompts_of_conversations(
+    fake: TestClient, coordinator: FakeCoordinator, served: dict[str, ServedEndpoint]
+) -> None:
+    def encode(*messages: Any) -> list[int]:
+        text = served["consort"].encoder.tokenizer.apply_chat_template(list(messages), tokenize=False)
+        return served["consort"].encoder.text(str(text), "messages", add_special_tokens=False)
+
+    assert chat(fake, SYSTEM, USER, guidance_scale=2).status_code == 200
+    assert sent(coordinator) == ((2, -1), [own("without system", encode(USER))])
+    chat(fake, SYSTEM, USER, guidance_scale=2, negative_prompt="Ramble.")
+    assert sent(coordinator)[1] == [own("system", encode({**SYSTEM, "content": "Ramble."}, USER))]
+    other = {"role": "user", "content": "def"}
+    chat(fake, SYSTEM, USER, formula={"terms": [FIRST, {"weight": -0.5, "messages": [other]}]})
+    assert sent(coordinator)[1] == [own("messages", encode(other))]
+    body = {"model": "consort", "input": "import", "instructions": "Be brief.", "max_output_tokens": 8}
+    assert fake.post("/v1/responses", json={**body, "guidance_scale": 2}).status_code == 200
+    assert sent(coordinator)[1] == [own("without system", encode(USER))]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"guidance_scale": 1000}, "guidance_scale: should be less than or equal to 100"),
+        ({"guidance_scale": 2, "formula": {"terms": [FIRST]}}, "guidance_scale: has no place beside formula"),
+        ({"formula": {}}, "formula.terms: is required, or else kind"),
+        ({"formula": {"kind": "guidance", "amateur": "x"}}, "formula.amateur: is not for guidance; its keys are scale"),
+        ({"formula": {"kind": "proxy", "expert": "x"}}, "formula.anti_expert: is required"),
+        ({"formula": {"terms": [{"weight": 1, "prompt": "x"}]}}, "formula.terms.0: should be the request's own prompt"),
+        ({"formula": {"terms": [FIRST, {"weight": 1}]}}, "formula.terms.1: reads what the first term does; add up"),
+        ({"formula": {"terms": [{"weight": 0}]}}, "formula.terms: should have a weight that is not 0"),
+        (
+            {"formula": {"terms": [FIRST, {"weight": 1, "model": "membr"}]}},
+            "formula.terms.1.model: 'membr' is no model",
+        ),
+        ({"formula": {"terms": [FIRST, {"weight": 1, "system": "x"}]}}, "formula.terms.1.system: is for conversations"),
+        (
+            {"formula": {"terms": [FIRST, {"weight": 1, "prompt": "x", "without": "prompt"}]}},
+            "formula.terms.1.without: has no place beside prompt",
+        ),
+        ({"formula": {"terms": [FIRST, {"weight": 1, "prompt": [3000]}]}}, "prompt: 3000 is no token id"),
+        ({"negative_prompt": [1] * 2000}, "negative_prompt: has 2000 tokens, but should have 1 to"),
+        ({"guidance_scale": 2, "use_beam_search": True}, "guidance_scale: has no place in a beam search"),
+        ({"guidance_scale": 2, "model": "rest"}, "guidance_scale: the model 'rest' blends its members"),
+    ],
+)
+def test_what_is_refused(fake: TestClient, fields: Any, message: str) -> None:
+    answer = complete(fake, **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+
+
+def test_a_conversation_without_system_message_has_nothing_to_leave_out(fake: TestClient) -> None:
+    message = chat(fake, USER, guidance_scale=2).json()["error"]["message"]
+    assert message.startswith("guidance_scale: leaves nothing out")

@@ -1,0 +1,215 @@
+"""Formulas write what a slow loop over plain forwards of their terms writes, and what transformers does."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from actors.coordinator.request import Endpoint, Request
+from actors.loops.options import LoopOptions
+from actors.replica.in_process import Engine
+from decoding.beams.options import BeamOptions
+from decoding.blending.params import BlendParams, EnsembleOptions, Term
+from decoding.errors import InvalidRequestError
+from decoding.sampling.noise import gumbel
+from decoding.sampling.noise_keys import noise_key
+from decoding.sampling.params import SamplingParams
+from engine.model.ragged_batch import RowInput
+from engine.model.runner import Runner
+from tests.in_process.test_ensemble import MODELS, PROMPTS, SlowRunner, running, tokens
+from tests.support.models import VOCAB
+from tests.support.waiting import wait_until_idle
+
+NEGATIVE = [[(7 * i + 2 * j) % VOCAB for j in range(1 + 4 * i)] for i in range(8)]
+Formula = Callable[[Tensor], Tensor]  # of the terms' log-probabilities, [M, V]
+
+
+def params(i: int, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=16, temperature=(0, 0.8)[i % 2], seed=i, **more)
+
+
+def guidance(scale: float, negative: Sequence[int], **options: Any) -> dict[str, Any]:
+    blend = BlendParams(kind="formula", weights=(scale, 1 - scale), alpha=0.0)
+    terms = [Term(name="negative prompt", is_own=True, prompt=tuple(negative))]
+    return {"ensemble": EnsembleOptions(blend=blend, **options), "terms": terms}
+
+
+def guided(scale: float) -> Formula:
+    """Sanchez et al., arXiv 2306.17806, as transformers computes it."""
+    return lambda log_probs: scale * (log_probs[0] - log_probs[1]) + log_probs[1]
+
+
+def weighted(weights: Sequence[float]) -> Formula:
+    return lambda log_probs: (torch.tensor(weights)[:, None] * log_probs).sum(dim=0)
+
+
+def plain(drafter: str | None = None) -> Endpoint:
+    return Endpoint("p", "first", drafter, 4, decode=str)
+
+
+@torch.no_grad()
+def reference(
+    terms: Sequence[tuple[str, Sequence[int]]], formula: Formula, params: SamplingParams, *, length: int | None = None
+) -> list[int]:
+    """Write a text with one plain forward of each term per token. terms: models and prompts; the first's own is first.
+
+    length: of the prompt by which noise is numbered, if it is not the first one.
+    """
+    answer: list[int] = []
+    for _ in range(params.max_tokens):
+        logits = [MODELS[name](torch.tensor([[*prompt, *answer]])).logits[0, -1] for name, prompt in terms]
+        scores = formula(torch.stack(logits).log_softmax(dim=-1))
+        if params.temperature:
+            key = torch.tensor([noise_key(params.seed, len(terms[0][1]) + len(answer))], dtype=torch.int32)
+            scores = scores / params.temperature + gumbel(key, VOCAB)[0]
+        answer.append(int(scores.argmax()))
+    return answer
+
+
+@pytest.mark.parametrize("drafter", [None, "drafter"])
+def test_guidance_is_that_of_plain_forwards(drafter: str | None) -> None:
+    cases = [*zip(PROMPTS, NEGATIVE, (1.5, 3.0, 0.5, 1.0, 2.0, 0.0, 1.5, 1.2), strict=True)]
+    expected = [
+        reference([("first", prompt), ("first", negative)], guided(scale), params(i))
+        for i, (prompt, negative, scale) in enumerate(cases)
+    ]
+    requests = [
+        Request(plain(drafter), prompt, params(i), **guidance(scale, negative))
+        for i, (prompt, negative, scale) in enumerate(cases)
+    ]
+    with running(runner=SlowRunner if drafter else Runner) as engine:
+        answers = engine.generate(requests)
+        wait_until_idle(engine)
+    assert [tokens(answer) for answer in answers] == expected
+    assert (sum(answer[-1].statistics.accepted for answer in answers) > 0) == (drafter is not None)
+
+
+def test_guidance_is_that_of_transformers() -> None:
+    """Greedy, with a negative prompt and with the default: the last token of the prompt."""
+    model: Any = MODELS["first"]
+    greedy = SamplingParams(max_tokens=16, temperature=0, eos_token_ids=(model.generation_config.eos_token_id,))
+    cases = [(p, negative) for p, given in zip(PROMPTS, NEGATIVE, strict=True) for negative in (given, None)]
+    with running() as engine:
+        requests = [Request(plain(), p, greedy, **guidance(1.8, negative or p[-1:])) for p, negative in cases]
+        answers = engine.generate(requests)
+    for (prompt, negative), answer in zip(cases, answers, strict=True):
+        ids = None if negative is None else torch.tensor([negative])
+        options = {"guidance_scale": 1.8, "negative_prompt_ids": ids, "do_sample": False, "max_new_tokens": 16}
+        with torch.no_grad():
+            written = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
+        assert tokens(answer) == written.tolist()
+
+
+def test_terms_of_one_model_run_in_one_forward_and_share_pages() -> None:
+    """A step computes the last token of both texts. The second prompt is computed from where it differs."""
+    ran: list[list[int]] = []  # of each forward, the tokens of its rows
+
+    class Counted(Runner):
+        def logits(self, rows: Sequence[RowInput]) -> Tensor:
+            ran.append([len(row.tokens) for row in rows])
+            return super().logits(rows)
+
+    shared = [(3 * i) % VOCAB for i in range(48)]
+    with running(runner=Counted) as engine:
+        ran.clear()
+        request = Request(plain(), [*shared, 5, 6, 7], params(0), **guidance(1.5, [*shared, 9]))
+        list(engine.stream(request))
+    steps = [counts for counts in ran if counts == [1, 1]]
+    assert len(steps) == 16
+    assert sum(map(sum, ran)) - 2 * len(steps) == 48 + 2
+    assert max(len(counts) for counts in ran) == 2
+
+
+def test_a_guided_row_is_preempted_and_moves_with_its_companion() -> None:
+    """Few pages: rows make room for each other, and begin again with both of their texts."""
+    cases = [*zip(PROMPTS[4:], NEGATIVE[4:], strict=True)]
+    long = [replace(params(i), max_tokens=32) for i in range(len(cases))]
+    requests = [Request(plain(), p, each, **guidance(1.5, n)) for each, (p, n) in zip(long, cases, strict=True)]
+    expected = [
+        reference([("first", p), ("first", n)], guided(1.5), each) for each, (p, n) in zip(long, cases, strict=True)
+    ]
+    runner = Runner(MODELS["first"], slots=6, max_length=64, max_query=16, pages=10)
+    with Engine({"first": ("target", runner)}, LoopOptions(prefill_chunk=8, adaptive=False)) as engine:
+        answers = engine.generate(requests)
+        wait_until_idle(engine)
+        used = engine.loops["first"].load().used_pages
+    assert [tokens(answer) for answer in answers] == expected
+    assert sum(answer[-1].statistics.preemptions for answer in answers) > 0
+    assert used == 0
+
+
+def test_answers_tell_what_each_term_made_of_a_token() -> None:
+    options = guidance(1.5, NEGATIVE[2], report_contributions=True)
+    with running() as engine:
+        answer = list(engine.stream(Request(plain(), PROMPTS[2], params(1), **options)))
+    shares = answer[-1].members
+    assert shares is not None
+    assert [(share.model, share.weight, share.tokens) for share in shares] == [
+        ("first", 1.5, 16),
+        ("negative prompt", -0.5, 16),
+    ]
+    text = tokens(answer)
+    with torch.no_grad():
+        logits = MODELS["first"](torch.tensor([[*NEGATIVE[2], *text]])).logits[0, len(NEGATIVE[2]) - 1 : -1]
+    own = logits.log_softmax(dim=-1)[torch.arange(16), text].tolist()
+    views = [token.views for delta in answer for token in delta.tokens]
+    assert [view[1].logprob for view in views] == pytest.approx(own, abs=1e-4)
+
+
+@pytest.mark.parametrize("drafter", [None, "second"])
+def test_terms_of_other_models_may_have_prompts_of_their_own(drafter: str | None) -> None:
+    """DExperts, and own + 2 · second − ½ · third − ½ · own, the last two after another prompt."""
+    expected, requests = [], []
+    experts = Term(name="second"), Term(name="third")
+    for i, (prompt, negative) in enumerate(zip(PROMPTS[:4], NEGATIVE[2:6], strict=True)):
+        mixed = (
+            Term(name="second"),
+            Term(name="third", prompt=tuple(negative)),
+            Term(name="negative", is_own=True, prompt=tuple(negative)),
+        )
+        for terms, weights in ((experts, (1.0, 1.0, -1.0)), (mixed, (1.0, 2.0, -0.5, -0.5))):
+            models = [("first" if term.is_own else term.name, term.prompt or prompt) for term in terms]
+            expected.append(reference([("first", prompt), *models], weighted(weights), params(i)))
+            options = EnsembleOptions(blend=BlendParams(kind="formula", weights=weights, alpha=0.0))
+            requests.append(Request(plain(drafter), prompt, params(i), ensemble=options, terms=terms))
+    with running(runner=SlowRunner if drafter else Runner, both=drafter or "") as engine:
+        answers = engine.generate(requests)
+        wait_until_idle(engine)
+    assert [tokens(answer) for answer in answers] == expected
+    assert (sum(answer[-1].statistics.accepted for answer in answers) > 0) == (drafter is not None)
+
+
+def test_a_sum_that_lost_a_term_is_the_target_alone() -> None:
+    options = EnsembleOptions(blend=BlendParams(kind="formula", weights=(1, 1, -1)), on_member_failure="drop")
+    terms = Term(name="second"), Term(name="negative", is_own=True, prompt=(1, 2, 3))
+    long = SamplingParams(max_tokens=40, temperature=0)
+    with running(runner=SlowRunner) as engine:
+        stream = engine.stream(Request(plain(), PROMPTS[3], long, ensemble=options, terms=terms))
+        first = [next(stream) for _ in range(5)]
+        engine.lose("second")
+        rest = list(stream)
+    shares = rest[-1].members
+    assert shares is not None
+    assert [share.weight for share in shares] == [1, 0, 0]
+    text = [*PROMPTS[3], *tokens(first), *tokens(rest)]
+    with torch.no_grad():
+        alone = MODELS["first"](torch.tensor([text])).logits[0].argmax(-1)
+    gone = len(PROMPTS[3]) + shares[1].tokens
+    assert gone < len(text)
+    assert text[gone:] == alone[gone - 1 : -1].tolist()
+
+
+def test_a_beam_search_has_no_formula() -> None:
+    with pytest.raises(InvalidRequestError, match="absent from ensembles and formulas"):
+        Request(plain(), [1], params(0), beams=BeamOptions(num_beams=2), **guidance(2, [1]))
+
+
+def test_a_formula_without_room_is_refused() -> None:
+    with running(slots=1) as engine, pytest.raises(InvalidRequestError, match=r"2 prompts at once.* 1 slots") as caught:
+        list(engine.stream(Request(plain(), PROMPTS[1], params(0), **guidance(1.5, NEGATIVE[1]))))
+    assert caught.value.field == "formula"
+    with running() as engine, pytest.raises(InvalidRequestError, match="has 120 tokens, but should have 1 to 112"):
+        list(engine.stream(Request(plain(), PROMPTS[1], params(0), **guidance(1.5, [1] * 120))))
