@@ -119,14 +119,20 @@ test-families: install ## try every family of models, and write what holds to do
 test-cluster: install ## bring whole clusters up, on several machines inside this one; needs root (docs/cluster.md)
 	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py tests/cluster/test_head.py $(ARGS)
 
-# The clients have an environment of their own; the server runs in ours, or is the one at CONSORT_URL.
-test-clients: install .bench/clients/.installed ## run the suites of clients and frameworks (tests/clients)
+# The clients have environments of their own; the servers run in ours, or at CONSORT_URL and CONSORT_DEFAULT_URL.
+test-clients: install .bench/clients/.installed .bench/javascript/.installed ## run the suites of clients and frameworks (tests/clients)
 	CONSORT_PYTHON=$(abspath $(BIN)/python) .bench/clients/bin/python -m pytest -c /dev/null --rootdir=. \
 		--confcutdir=tests/clients -p no:cacheprovider tests/clients $(ARGS)
 
 .bench/clients/.installed: tests/clients/requirements.txt
 	$(PYTHON) -m venv --clear .bench/clients
 	.bench/clients/bin/python -m pip install -r tests/clients/requirements.txt
+	@touch $@
+
+.bench/javascript/.installed: tests/clients/javascript/package-lock.json
+	mkdir -p $(@D)
+	cp tests/clients/javascript/package*.json $(@D)
+	if command -v npm; then cd $(@D) && npm ci --no-audit --no-fund; else echo "no npm: without clients in JavaScript"; fi
 	@touch $@
 
 URL ?= http://127.0.0.1:8000

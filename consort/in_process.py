@@ -160,6 +160,7 @@ def _replica_spec(model: str, role: Role, config: ServerConfig) -> ReplicaSpec:
         leaders=[leader] if model in endpoint.through_text else [],
         colocated=next((drafter.spec(name) for name, drafter in colocated.items()), None),
         heads=config.heads_of(model),
+        corpus=config.corpus_of(model),
     )
 
 

@@ -1,4 +1,4 @@
-"""A server for all suites: one that is running (CONSORT_URL), or one of our own in another process.
+"""Servers for all suites: those that are running (CONSORT_URL, CONSORT_DEFAULT_URL), or our own in other processes.
 
 Must import nothing of Consort: the clients' environment does not have it. CONSORT_PYTHON is the interpreter that has.
 """
@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,22 @@ _START_S = 240
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
-    """The server's base URL, without /v1."""
-    if given := os.environ.get("CONSORT_URL"):
+    """The base URL, without /v1, of a server whose model answers by rule."""
+    with _server("CONSORT_URL", "tests.clients.server") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def default_url() -> Iterator[str]:
+    """The base URL, without /v1, of `consort serve` without a configuration."""
+    with _server("CONSORT_DEFAULT_URL", "cli", "serve", "--port") as url:
+        yield url
+
+
+@contextmanager
+def _server(variable: str, *command: str) -> Iterator[str]:
+    """The URL in an environment variable, or of a server that a module starts at the port after its arguments."""
+    if given := os.environ.get(variable):
         yield given
         return
     with socket.socket() as probe:
@@ -30,13 +44,13 @@ def url() -> Iterator[str]:
         port = probe.getsockname()[1]
     python = os.environ.get("CONSORT_PYTHON", sys.executable)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen([python, "-m", "tests.clients.server", str(port)], cwd=ROOT, env=environment)
+    server = subprocess.Popen([python, "-m", *command, str(port)], cwd=ROOT, env=environment)
     try:
         _wait(f"http://127.0.0.1:{port}", server)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 def _wait(url: str, server: "subprocess.Popen[bytes]") -> None:

@@ -208,6 +208,17 @@ def test_an_ensemble_of_a_configuration() -> None:
         ensemble.generate(PROMPTS[0])
 
 
+def test_a_configured_corpus_drafts(tmp_path: Path) -> None:
+    config = {
+        "models": {"target": {"path": str(TARGET), "threads": 1, "max_length": 256}},
+        "endpoints": {"consort": {"target": "target", "corpus": {}}},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))
+    with LLM.from_config(path) as llm:  # on a machine that is busy, speculation may rest for a while
+        assert any(llm.generate(PROMPTS[0], SAMPLED)[0].accepted for _ in range(20))
+
+
 def test_importing_all_names_is_cheap() -> None:
     program = (
         "import sys, consort; [getattr(consort, n) for n in consort.__all__]; print({'torch', 'ray'} & {*sys.modules})"

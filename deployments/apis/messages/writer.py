@@ -109,7 +109,7 @@ class _Text(_Block):
     content, delta, delta_field = Text, "text_delta", "text"
 
     def document(self) -> dict[str, Any]:
-        return {"type": "text", "text": self.text, "citations": None}
+        return {"type": "text", "text": self.text}
 
 
 class _Thinking(_Block):
