@@ -1,6 +1,6 @@
-"""Language models that play together: in this process (`LLM`), or on a server (`Client`).
+"""Language models that play together: in this process (`LLM`, `AsyncLLM`), or on a server (`Client`).
 
-Both are imported on first use, so that importing this package is cheap.
+They are imported on first use, so that importing this package is cheap.
 """
 
 from importlib import import_module
@@ -19,12 +19,14 @@ from decoding.errors import (
 )
 
 if TYPE_CHECKING:
+    from consort.async_llm import AsyncLLM
     from consort.client import Client
     from consort.llm import LLM
 
 __all__ = [
     "LLM",
     "Answer",
+    "AsyncLLM",
     "Choice",
     "Client",
     "ConfigError",
@@ -41,9 +43,12 @@ __all__ = [
 ]
 
 
+_MODULES = {"AsyncLLM": "async_llm", "Client": "client", "LLM": "llm"}
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("Client", "LLM"):
-        return getattr(import_module(f"{__name__}.{name.lower()}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

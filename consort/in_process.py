@@ -4,9 +4,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import aclosing, closing, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from actors.coordinator.request import Delta, Request
 from actors.loops.options import LoopOptions
-from actors.replica.in_process import Engine
+from actors.replica.in_process import Engine, generate, stream
 from actors.replica.replica import ReplicaSpec, load_replica
 from actors.replica.roles import Role
 from consort.text_model import Body, Route
@@ -33,6 +34,7 @@ from deployments.fields.strict import problem_of
 from engine.model.runner import Runner
 
 _READY_S = 0.01
+_CHECK_PERIOD_S = 1.0
 _EVENT = "data: {"
 _APIS: dict[Route, tuple[type[CompletionRequest | ChatRequest], type[AnswerWriter]]] = {
     "/v1/completions": (CompletionRequest, CompletionWriter),
@@ -70,6 +72,9 @@ class InProcessEndpoint:
         self._name, self._endpoints = name, load_endpoints(config)  # the endpoint's adapters, too
         self._templates = PromptTemplates(config.templates)
         self._preparing = threading.Lock()  # tokenizers work for one thread at a time
+        self._tokenizing = ThreadPoolExecutor(
+            1, thread_name_prefix="tokenizing"
+        )  # for event loops, which must not wait
         loaded = {model: _loaded(_replica_spec(model, role, config)) for model, role in config.roles().items()}
         self._engine = Engine(
             {model: (role, loaded[model][0]) for model, role in config.roles().items()},
@@ -84,13 +89,20 @@ class InProcessEndpoint:
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._tokenizing.shutdown(wait=False)
             self._engine.__exit__(None, None, None)
+
+    def _check(self) -> None:
+        """Raise UnavailableError if nothing can be answered any more."""
+        if not self._is_open:
+            raise UnavailableError("this model was closed")
+        self._engine.check()
 
     def answer(self, route: Route, bodies: Sequence[Body]) -> list[dict[str, Any]]:
         """Answer bodies together; raises InvalidRequestError before any of them begins."""
         calls = [self._call(route, body) for body in bodies]
         running = [(call, index, request) for call in calls for index, request in call.running.items()]
-        answers = self._engine.generate([request for _, _, request in running])
+        answers = generate(self._engine.coordinator, [request for _, _, request in running], self._check)
         for (call, index, _), deltas in zip(running, answers, strict=True):
             for delta in deltas:
                 list(call.add(index, delta))
@@ -98,6 +110,56 @@ class InProcessEndpoint:
 
     def stream(self, route: Route, body: Body) -> Iterator[dict[str, Any]]:
         return self._stream(self._call(route, {**body, "stream": True}))
+
+    async def answer_async(self, route: Route, bodies: Sequence[Body]) -> list[dict[str, Any]]:
+        """Answer as `answer` does, in an event loop. Cancelling the task cancels the requests."""
+        calls = await self._in_thread(partial(self._call, route), bodies)
+        async with aclosing(self._deltas(calls)) as deltas:
+            async for call, index, delta in deltas:
+                list(call.add(index, delta))
+        return [call.whole() for call in calls]
+
+    async def stream_async(self, route: Route, body: Body) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield chunks as they come. Closing the generator, or cancelling its task, cancels the requests."""
+        calls = await self._in_thread(partial(self._call, route), [{**body, "stream": True}])
+        async with aclosing(self._deltas(calls)) as deltas:
+            async for call, index, delta in deltas:
+                for chunk in call.add(index, delta):
+                    yield chunk
+
+    async def _in_thread(self, call: Callable[[Body], _Call], bodies: Sequence[Body]) -> list[_Call]:
+        self._check()
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, lambda: [*map(call, bodies)])
+
+    async def _deltas(self, calls: Sequence[_Call]) -> AsyncGenerator[tuple[_Call, int, Delta], None]:
+        """Run the requests of all calls; yield their deltas as they are committed, each with its call and index."""
+        loop = asyncio.get_running_loop()
+        deltas: asyncio.Queue[tuple[_Call, int, Delta]] = asyncio.Queue()
+
+        def put(call: _Call, index: int, delta: Delta) -> None:
+            with suppress(RuntimeError):  # the event loop was closed
+                loop.call_soon_threadsafe(deltas.put_nowait, (call, index, delta))
+
+        coordinator = self._engine.coordinator
+        running = [(request, partial(put, call, i)) for call in calls for i, request in call.running.items()]
+        left = len(running)
+        try:
+            for request, sink in running:
+                coordinator.submit(request, sink)
+            while left:
+                try:
+                    async with asyncio.timeout(_CHECK_PERIOD_S):
+                        call, index, delta = await deltas.get()
+                except TimeoutError:
+                    self._check()
+                    continue
+                if delta.error is not None:
+                    raise delta.error
+                left -= delta.finish is not None
+                yield call, index, delta
+        finally:
+            for request, sink in running:
+                coordinator.cancel(request.request_id, sink)
 
     def _call(self, route: Route, fields: Body) -> _Call:
         kind, make_writer = _APIS[route]
@@ -112,8 +174,7 @@ class InProcessEndpoint:
         return _Call(requests, make_writer(body, requests, served.token_decoder, identity=AnswerIdentity.new(seed)))
 
     def _prepare(self, body: CompletionRequest | ChatRequest, served: ServedEndpoint, seed: int) -> list[Request]:
-        if not self._is_open:
-            raise UnavailableError("this model was closed")
+        self._check()
         if body.prompt_compression is not None:
             reason = "only a server compresses prompts; start `consort serve` and ask it with `Client`"
             raise InvalidRequestError(f"prompt_compression: {reason}.", field="prompt_compression")
@@ -131,7 +192,7 @@ class InProcessEndpoint:
         if len(call.running) > 1:
             raise InvalidRequestError("n: a stream here has one answer; call `generate` or `chat`.", field="n")
         ((index, request),) = call.running.items()
-        with closing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]  # it is a generator
+        with closing(stream(self._engine.coordinator, request, self._check)) as deltas:  # type: ignore[type-var]
             for delta in deltas:
                 yield from call.add(index, delta)
 

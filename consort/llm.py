@@ -41,16 +41,8 @@ class ModelOptions(TypedDict, total=False):
     threads: int | None
 
 
-class LLM(TextModel):
-    """A model that answers in this process: many requests in one batch, each with the text it would have alone.
-
-    >>> llm = LLM("Qwen/Qwen3-8B", drafter="Qwen/Qwen3-0.6B", dtype="bfloat16")
-    >>> llm.generate(["Once upon a time"], SamplingParams(max_tokens=64, seed=1))[0].text
-    >>> llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text
-
-    Text, parameters and seeds are as on a server. Several threads may call it. Its own threads end with `close`, with a
-    `with` block, or with the process.
-    """
+class LocalModel:
+    """A model that is loaded into this process."""
 
     def __init__(
         self,
@@ -114,6 +106,18 @@ class LLM(TextModel):
     def close(self) -> None:
         """End the model's threads. Requests in progress fail."""
         self._finalizer()
+
+
+class LLM(LocalModel, TextModel):
+    """A model that answers in this process: many requests in one batch, each with the text it would have alone.
+
+    >>> llm = LLM("Qwen/Qwen3-8B", drafter="Qwen/Qwen3-0.6B", dtype="bfloat16")
+    >>> llm.generate(["Once upon a time"], SamplingParams(max_tokens=64, seed=1))[0].text
+    >>> llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text
+
+    Text, parameters and seeds are as on a server. Several threads may call it. Its own threads end with `close`, with a
+    `with` block, or with the process.
+    """
 
     def _answer(self, route: Route, bodies: Sequence[Body]) -> Sequence[Mapping[str, Any]]:
         return self._endpoint.answer(route, bodies)

@@ -4,7 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
+
+from decoding.errors import InvalidRequestError
 
 Prompt = str | Sequence[int]  # a text, or token ids
 Messages = Sequence[Mapping[str, Any]]  # of a conversation, as OpenAI's API has them, oldest first
@@ -177,7 +179,11 @@ def _read_choice(choice: Mapping[str, Any]) -> Choice:
     )
 
 
-_DEFAULTS = SamplingParams()
+DEFAULTS = SamplingParams()
+NO_EMBEDDINGS = (
+    "embed: Consort writes text and has no embeddings; use the package sentence-transformers, or a server of embedding "
+    "models such as Text Embeddings Inference."
+)
 
 
 class TextModel(ABC):
@@ -199,22 +205,20 @@ class TextModel(ABC):
         self.close()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams = _DEFAULTS, *, model: str | None = None
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams = DEFAULTS, *, model: str | None = None
     ) -> list[Answer]:
         """Continue texts, all at the same time; return an answer for each, in their order.
 
         prompts: one prompt or several, as texts or token ids.
         model: an adapter's name, for instance; None: the model itself.
         """
-        is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        several: Sequence[Any] = [prompts] if is_single else prompts
-        bodies = [_completion_body(prompt, params, model) for prompt in several]
-        return [Answer.read(document) for document in self._answer("/v1/completions", bodies)]
+        documents = self._answer("/v1/completions", completion_bodies(prompts, params, model))
+        return [Answer.read(document) for document in documents]
 
     def chat(
         self,
         messages: Messages,
-        params: SamplingParams = _DEFAULTS,
+        params: SamplingParams = DEFAULTS,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         model: str | None = None,
@@ -232,33 +236,35 @@ class TextModel(ABC):
     def chat_all(
         self,
         conversations: Sequence[Messages],
-        params: SamplingParams = _DEFAULTS,
+        params: SamplingParams = DEFAULTS,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         model: str | None = None,
         **options: Any,
     ) -> list[Answer]:
         """Answer conversations, all at the same time; arguments as in `chat`."""
-        bodies = [_chat_body(messages, params, tools, model, options) for messages in conversations]
+        bodies = [chat_body(messages, params, tools, model, options) for messages in conversations]
         return [Answer.read(document) for document in self._answer("/v1/chat/completions", bodies)]
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams = _DEFAULTS, *, model: str | None = None
-    ) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, params: SamplingParams = DEFAULTS, *, model: str | None = None) -> Iterator[Piece]:
         """Continue a text; yield pieces as they come. Closing the iterator ends the request."""
-        return self._pieces("/v1/completions", _completion_body(prompt, params, model))
+        return self._pieces("/v1/completions", completion_body(prompt, params, model))
 
     def stream_chat(
         self,
         messages: Messages,
-        params: SamplingParams = _DEFAULTS,
+        params: SamplingParams = DEFAULTS,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         model: str | None = None,
         **options: Any,
     ) -> Iterator[Piece]:
         """Answer a conversation; yield pieces as they come. Arguments as in `chat`."""
-        return self._pieces("/v1/chat/completions", _chat_body(messages, params, tools, model, options))
+        return self._pieces("/v1/chat/completions", chat_body(messages, params, tools, model, options))
+
+    def embed(self, *inputs: object, **options: object) -> NoReturn:
+        """Raise InvalidRequestError, which says what embeds texts."""
+        raise InvalidRequestError(NO_EMBEDDINGS, field="embed")
 
     def _pieces(self, route: Route, body: Body) -> Iterator[Piece]:
         return (Piece.read(document) for document in self._stream(route, body) if document["choices"])
@@ -272,18 +278,27 @@ class TextModel(ABC):
         """Yield the chunks of an answer."""
 
 
-def _completion_body(prompt: Prompt, params: SamplingParams, model: str | None) -> Body:
+def completion_bodies(prompts: Prompt | Sequence[Prompt], params: SamplingParams, model: str | None) -> list[Body]:
+    """Return a body for each prompt, of which there may be one alone."""
+    is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    several: Sequence[Any] = [prompts] if is_single else prompts
+    return [completion_body(prompt, params, model) for prompt in several]
+
+
+def completion_body(prompt: Prompt, params: SamplingParams, model: str | None) -> Body:
+    """Return the body that has a text continued."""
     named = {} if model is None else {"model": model}
     return {"prompt": prompt if isinstance(prompt, str) else list(prompt), **params.body(), **named}
 
 
-def _chat_body(
+def chat_body(
     messages: Messages,
     params: SamplingParams,
     tools: Sequence[Mapping[str, Any]],
     model: str | None,
     options: Mapping[str, Any],
 ) -> Body:
+    """Return the body that has a conversation answered."""
     body = params.body()
     if params.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": params.logprobs}

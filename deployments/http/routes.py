@@ -1,6 +1,6 @@
 """The HTTP application over a `Service`: middleware, and the routes that make text or tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,6 +51,13 @@ _EVENT = {
     "type": "object",
     "properties": {name: {"type": "string"} for name in ("event", "data")},
     "required": ["data"],
+}
+_EMBEDDERS = "ask a server of such models, as Text Embeddings Inference and vLLM are"
+_UNSERVED = {  # OpenAI's other routes: what is not here, and what to use
+    "/v1/embeddings": f"embeddings; {_EMBEDDERS}",
+    "/v1/rerank": f"rerankers; {_EMBEDDERS}",
+    "/v1/audio/{kind:path}": "sound; ask a speech server, such as Speaches, or vLLM with Whisper",
+    "/v1/images/{kind:path}": "images; ask a server of image models, such as vLLM-Omni or ComfyUI",
 }
 _STREAM = {"text/event-stream": {"schema": _EVENT}}  # the schema is that of one event
 _ANSWERS = {**_ERRORS, 200: {"model": Answer, "content": _STREAM}}
@@ -117,11 +124,16 @@ def make_api(
     _add_token_routes(large, service)
     api.include_router(large)
 
-    @api.post("/v1/embeddings", include_in_schema=False)
-    async def embeddings() -> None:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "Consort serves no embeddings; ask a server with an embedding model")
-
+    for path, advice in _UNSERVED.items():
+        api.add_api_route(path, _refusal(advice), methods=["POST"], include_in_schema=False)
     return api
+
+
+def _refusal(advice: str) -> Callable[[], Awaitable[None]]:
+    async def refuse() -> None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, f"Consort serves models that write text, and no {advice}")
+
+    return refuse
 
 
 def _add_answer_routes(router: APIRouter, service: Service) -> None:

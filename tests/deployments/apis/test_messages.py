@@ -295,7 +295,16 @@ def test_a_user_id_may_be_null(http: TestClient) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "metadata")
 
 
-def test_embeddings_are_refused_with_a_reason(http: TestClient) -> None:
-    response = http.post("/v1/embeddings", json={"model": "consort", "input": "x"})
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [
+        ("embeddings", "no embeddings; ask"),
+        ("rerank", "no rerankers; ask"),
+        ("audio/transcriptions", "no sound; ask"),
+        ("images/generations", "no images; ask"),
+    ],
+)
+def test_what_other_models_do_is_refused_with_what_to_use(http: TestClient, path: str, missing: str) -> None:
+    response = http.post(f"/v1/{path}", json={"model": "consort", "input": "x"})
     assert response.status_code == 404
-    assert "no embeddings" in response.json()["error"]["message"]
+    assert missing in response.json()["error"]["message"]
