@@ -164,7 +164,7 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
         return
     current = reader.read()
     show(current, _console, as_json=as_json)
-    if not current["ready"]:
+    if current["status"] != "ready":
         raise SystemExit(1)
 
 
@@ -181,7 +181,9 @@ def scale(model: str, replicas: int, url: str, api_key: str | None, wait: bool, 
     client, body = _client(url, api_key), {"model": model, "replicas": replicas}
     client.checked("/scale", client.post("/scale", body))
     if wait:
-        wait_for_replicas(client, model, replicas, partial(_console.print, markup=False), timeout_s=timeout)
+        wait_for_replicas(
+            client, model, replicas, partial(_console.print, markup=False, soft_wrap=True), timeout_s=timeout
+        )
         _console.print(f"{model}: {replicas} replica(s)", markup=False)
     else:
         _console.print(f"{model}: {replicas} replica(s) wanted; `consort status` says how many are up", markup=False)

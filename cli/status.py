@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -20,7 +21,6 @@ _POLL_S = 0.5
 _BAR_WIDTH = 5  # characters: a row of a replica with a short name has 80
 _UNLIMITED = 10_000  # characters
 _AWAY = (DeadlineError, OverloadedError, UnavailableError)
-_REPLICA_KEYS = ("name", "model", "role", "running", "waiting", "slots", "drafting")
 
 
 def wait_for_replicas(
@@ -60,48 +60,35 @@ class StatusReader:
         self._last: Document | None = None
 
     def read(self) -> Document:
-        """Return what `consort status --json` prints.
+        """Return what `consort status --json` prints: GET /v1/status, with the URL and each endpoint's rates.
 
         Raises:
             UnavailableError: no server answers.
             InvalidRequestError: the key is wrong.
         """
         document = self._client.document("/v1/status")
-        if self._last is not None and self._last["uptime_s"] >= document["uptime_s"]:
-            self._last = None  # the server was restarted
         last, self._last = self._last, document
-        replicas = [{key: replica[key] for key in _REPLICA_KEYS} for replica in document["replicas"]]
-        up = {replica["model"] for replica in replicas}
-        named = {endpoint[role] for endpoint in document["endpoints"] for role in ("target", "drafter")} - {None}
-        return {
-            "url": self._client.url,
-            "ready": document["status"] == "ready",
-            "models": {name: name in up for name in sorted(named)},
-            "endpoints": [_endpoint(endpoint, document["uptime_s"], last) for endpoint in document["endpoints"]],
-            "replicas": replicas,
-            "counts": document["models"],
-            "running": document["requests"]["running"],
-            "waiting": document["requests"]["waiting"],
-            "version": document["version"],
-        }
+        if last is not None and last["uptime_s"] >= document["uptime_s"]:
+            last = None  # the server was restarted
+        rates = [_rates(endpoint, document["uptime_s"], last) for endpoint in document["endpoints"]]
+        endpoints = [{**each, "rates": own} for each, own in zip(document["endpoints"], rates, strict=True)]
+        return {"url": self._client.url, **document, "endpoints": endpoints}
 
 
-def _endpoint(endpoint: Document, uptime_s: float, last: Document | None) -> dict[str, Any]:
-    """Return an endpoint with its rates since the last document. None: nothing happened."""
+def _rates(endpoint: Document, uptime_s: float, last: Document | None) -> Document:
+    """Return an endpoint's rates since the last document. None: nothing happened."""
     before: Document = {}
     totals, elapsed_s = endpoint["totals"], uptime_s
     if last is not None:
         before = next((other["totals"] for other in last["endpoints"] if other["name"] == endpoint["name"]), {})
         elapsed_s -= last["uptime_s"]
     grown = {name: count - before.get(name, 0) for name, count in totals.items()}
-    rates = {
+    return {
         "tokens_per_s": _ratio(grown["tokens"], elapsed_s),
         "acceptance_rate": _ratio(grown["accepted"], grown["drafted"]),
         "acceptance_length": _ratio(grown["tokens"], grown["steps"]),
         "hit_rate": _ratio(grown["hits"], grown["missed"]),
     }
-    shown = {key: endpoint[key] for key in ("name", "target", "drafter", "ready")}
-    return {**shown, "requests": totals["requests"], "rates": rates}
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -137,15 +124,40 @@ def show(status: Document, console: Console, *, as_json: bool) -> None:
 
 def render(status: Document) -> RenderableType:
     """Render the status: as tables, or where a terminal is too narrow for whole names, as lines."""
-    short = [count for count in status["counts"] if count["running"] < count["wanted"]]
-    state = "loading" if not status["ready"] else "ready, incomplete" if short else "ready"
-    load = f"{status['running']} running, {status['waiting']} waiting"
-    headline = Text.assemble(_mark(status["ready"]), " ", (status["url"], "bold"))
-    headline.append(f" {state} · {load} · version {status['version']}")
-    parts: list[RenderableType] = [headline, Text(), _endpoints(status["endpoints"])]
-    if short:
-        parts += [Text(), *(Text(f"{count['model']}: {_words(count)}", style="yellow") for count in short)]
-    return Group(*parts, Text(), _replicas(status["replicas"]))
+    models, endpoints = status["models"], status["endpoints"]
+    short = [f"{count['model']}: {_words(count)}" for count in models if count["running"] < count["wanted"]]
+    restarts = [_restart(count) for count in models if count["last_restart"] is not None]
+    waits = [
+        f"{each['name']}: a request that comes now waits for {each['predicted_wait_s']:.0f} s"
+        for each in endpoints
+        if each["predicted_wait_s"] >= 1
+    ]
+    notes = [Text(line, style="yellow") for line in (*short, *waits, *restarts)]
+    ready, requests = status["status"] == "ready", status["requests"]
+    headline = Text.assemble(_mark(ready), " ", (status["url"], "bold"), f" {status['status']}")
+    headline.append(", incomplete" if ready and short else "")
+    headline.append(f" · {requests['running']} running, {requests['waiting']} waiting")
+    headline.append(f" · version {status['version']}")
+    parts: list[RenderableType] = [headline, Text(), _endpoints(endpoints), *_proposers(endpoints)]
+    return Group(*parts, *([Text(), *notes] if notes else []), Text(), _replicas(status["replicas"]))
+
+
+def _restart(count: Document) -> str:
+    restart = count["last_restart"]
+    when = datetime.fromtimestamp(restart["at_s"]).astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{count['model']}: a replica was replaced at {when}: {restart['reason']}"
+
+
+def _proposers(endpoints: Sequence[Document]) -> Iterator[Text]:
+    """Say how many drafts of each proposer are accepted, and what share of the time it takes."""
+    for endpoint in endpoints:
+        parts = [
+            f"{each['name']} {_cell(each['acceptance_rate'], '.0%')} accepted, "
+            f"{_cell(each['time_share'], '.0%')} of the time"
+            for each in endpoint["proposers"]
+        ]
+        if parts:
+            yield Text(f"{endpoint['name']}: {'; '.join(parts)}", style="dim")
 
 
 def _endpoints(endpoints: Sequence[Document]) -> "_Listing":
@@ -155,7 +167,7 @@ def _endpoints(endpoints: Sequence[Document]) -> "_Listing":
         cells = (
             endpoint["target"],
             endpoint["drafter"] or "–",
-            str(endpoint["requests"]),
+            str(endpoint["totals"]["requests"]),
             _cell(rates["tokens_per_s"], ".1f"),
             _cell(rates["acceptance_rate"], ".0%"),
             _cell(rates["acceptance_length"], ".2f"),

@@ -81,8 +81,11 @@ class Target:
 
     def load(self) -> Report:
         """Return the current load; any thread may ask."""
-        corpus = self._lookup.corpus
-        report = self._rows.report()
+        corpus, times = self._lookup.corpus, self.times
+        spent_s = {each.name: each.spent_s for each in self._proposers} | {self._drafters.name: times.waited_s}
+        busy_s = times.step_s + times.prefill_s + times.drafted_s + times.waited_s
+        shares = {name: seconds / busy_s for name, seconds in spent_s.items() if seconds}
+        report = replace(self._rows.report(), proposer_shares=shares)
         return (
             report if corpus is None else replace(report, corpus_tokens=corpus.tokens, corpus_bytes=corpus.size_bytes)
         )
@@ -149,6 +152,7 @@ class Target:
         if drafter.read(self._rows.writers):
             seconds = time.perf_counter() - began_s
             self.times.drafted_s += seconds
+            drafter.spent_s += seconds
             self._counted_until_s += seconds
             self._policy.note_reading(seconds)
 

@@ -4,6 +4,7 @@ All of it is measured: speculative and plain decoding by the clock (`speculation
 time and what each adds (`proposers.py`), draft lengths by acceptance and the cost of steps.
 """
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 
@@ -72,7 +73,9 @@ class SpeculationPolicy:
     def follow(self, rows: Sequence[TargetRow]) -> None:
         """Let proposers that delay no step draft for rows with new text at once."""
         for proposer in self._following:
+            began_s = time.perf_counter()
             proposer.propose(rows)
+            proposer.spent_s += time.perf_counter() - began_s
 
     def draft(self, rows: Sequence[TargetRow], *, wanted: bool) -> None:
         """Let the proposers that delay the step, as far as they pay, put drafts into the rows' tries.

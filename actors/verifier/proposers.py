@@ -35,6 +35,7 @@ class Proposer:
 
     name: ProposerName
     token_s: float | None = None  # by which a draft token of all rows delayed the last step; None: it delays no step
+    spent_s = 0.0  # time for which steps waited for it
     rests_alone = False  # whether it may rest when nothing else delays the step; if not, its draft lengths fall to 0
 
     def drafts_for(self, row: TargetRow) -> bool:
@@ -184,8 +185,10 @@ class ProposerChoice:
                 continue
             began_s = time.perf_counter()
             keys = proposer.propose([row for row in rows if proposer.drafts_for(row)])
+            seconds = time.perf_counter() - began_s
+            proposer.spent_s += seconds
             if keys:  # one that reads a prompt, or drafts nothing at all, says nothing of the usual time
-                known &= evidence.calls[proposer.name].note(time.perf_counter() - began_s)
+                known &= evidence.calls[proposer.name].note(seconds)
             else:
                 self._rows, known = set(), False
             token_s += proposer.token_s or 0.0

@@ -360,6 +360,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     own_waiting: int = 0  # how many of `request_ids` wait
     corpus_tokens: int = 0  # of a target
     corpus_bytes: int = 0  # of memory for them
+    proposer_shares: dict[str, float] = {}  # of a target: of its time with requests, what each proposer took
 
     @property
     def capacity(self) -> int:

@@ -92,6 +92,10 @@ class Admission:
         waiting = sum(model in (endpoint.target, *endpoint.members) for endpoint in endpoints)
         return waiting + self._loads[model].count_returning(_now_s())
 
+    def predicted_wait_s(self, target: str) -> float:
+        """Return how long a request without a key would wait now; 0 while the speed is unknown."""
+        return self._loads[target].seconds(self._tokens_ahead(target, ANYBODY), _now_s())
+
     def check_room(self, targets: Collection[str], key: ApiKey = ANYBODY) -> None:
         """Refuse a request before its body is read (OverloadedError) if none of its possible targets accepts it."""
         if targets and not (room := self.room(targets, key)).requests:

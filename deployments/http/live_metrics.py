@@ -18,7 +18,7 @@ from actors.wire.messages import Report
 from deployments.configuration.roles import roles_in
 from deployments.endpoints.service import Service
 from deployments.monitoring.metrics import ENDPOINT_LABELS, ENGINE
-from deployments.scaling.controller import Placement
+from deployments.scaling.placement import Placement
 from engine.model.page_allocator import PAGE_SIZE
 
 _PROCESS = ProcessCollector(registry=None)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
+from statistics import mean
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -23,7 +24,7 @@ from deployments.endpoints.service import Service
 from deployments.endpoints.templates import TemplateList
 from deployments.http.live_metrics import exposition, own_metrics, shared_metrics
 from deployments.http.middleware import Drain
-from deployments.scaling.controller import Placement
+from deployments.scaling.placement import Placement
 
 
 class RequestCounts(BaseModel):
@@ -60,6 +61,16 @@ class AnswerCache(BaseModel):
     hit_rate: float  # hits / queries
 
 
+class ProposerStatus(BaseModel):
+    """What a proposer did for an endpoint since the server's start."""
+
+    name: str
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None  # accepted / drafted; null: it drafted nothing
+    time_share: float | None  # of its target's time with requests, what it took; null: not reported
+
+
 class EndpointStatus(BaseModel):
     """Status of one endpoint."""
 
@@ -68,6 +79,10 @@ class EndpointStatus(BaseModel):
     drafter: str | None
     ready: bool
     through_text: dict[str, str]  # how other tokens fit the target's, by model
+    running: int
+    waiting: int
+    predicted_wait_s: float  # of a request that comes now; 0 while the speed is unknown, too
+    proposers: list[ProposerStatus]
     totals: Totals
 
 
@@ -80,13 +95,23 @@ class Adaptation(BaseModel):
     acceptance_after: float | None  # share that its present weights would have drafted
 
 
+class LastRestart(BaseModel):
+    """Why the last replica that failed had to be replaced."""
+
+    at_s: float  # Unix time
+    reason: str
+
+
 class ModelReplicas(BaseModel):
     """How many replicas a model has."""
 
     model: str
     wanted: int
     running: int
+    starting: int  # with room on a node
+    unplaceable: int
     reason: str | None  # why fewer run than are wanted
+    last_restart: LastRestart | None  # null: none, as far as Ray remembers
 
 
 class ReplicaLoad(BaseModel):
@@ -227,7 +252,10 @@ def add_status_routes(
 def _status(service: Service, placements: Mapping[str, Placement], *, uptime_s: float) -> ServerStatus:
     waiting, running = service.admission.counts()
     servable = service.servable_models()
-    endpoints = [_endpoint(service, served, servable) for served in service.endpoints.values()]
+    endpoints = [
+        _endpoint(service, served, servable, running=running[name], waiting=waiting[name])
+        for name, served in service.endpoints.items()
+    ]
     roles = roles_in([served.config for served in service.endpoints.values()])
     return ServerStatus(
         status="ready" if any(endpoint.ready for endpoint in endpoints) else "loading",
@@ -241,7 +269,9 @@ def _status(service: Service, placements: Mapping[str, Placement], *, uptime_s: 
     )
 
 
-def _endpoint(service: Service, served: ServedEndpoint, servable: set[str]) -> EndpointStatus:
+def _endpoint(
+    service: Service, served: ServedEndpoint, servable: set[str], *, running: int, waiting: int
+) -> EndpointStatus:
     metrics, statistics = service.metrics, asdict(service.metrics.statistics(served.name))
     prompt_tokens = metrics.prompt_tokens[served.name]
     totals = Totals(
@@ -257,8 +287,29 @@ def _endpoint(service: Service, served: ServedEndpoint, servable: set[str]) -> E
         drafter=served.endpoint.drafter,
         ready=served.is_ready(servable),
         through_text=served.token_reports(),
+        running=running,
+        waiting=waiting,
+        predicted_wait_s=round(service.admission.predicted_wait_s(served.endpoint.target), 3),
+        proposers=_proposers(service, served),
         totals=totals,
     )
+
+
+def _proposers(service: Service, served: ServedEndpoint) -> list[ProposerStatus]:
+    statistics = service.metrics.statistics(served.name)
+    drafted, accepted = statistics.drafted_by, statistics.accepted_by
+    reports = [report for address, report in service.coordinator.reports() if address.model == served.endpoint.target]
+    shares = [report.proposer_shares for report in reports if report is not None]
+    return [
+        ProposerStatus(
+            name=name,
+            drafted=drafted.get(name, 0),
+            accepted=accepted.get(name, 0),
+            acceptance_rate=_rate(accepted.get(name, 0), drafted[name]) if drafted.get(name) else None,
+            time_share=round(mean(share.get(name, 0.0) for share in shares), 4) if any(shares) else None,
+        )
+        for name in dict.fromkeys([*served.endpoint.proposers, *drafted])
+    ]
 
 
 def _answer_cache(service: Service) -> AnswerCache:

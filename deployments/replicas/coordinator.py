@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.loops.thread import return_idle_memory
 from deployments.admission.key_ledger import KeyLedger, SharedLimits
 from deployments.configuration.config import ServerConfig
+from deployments.replicas.cluster_state import read_cluster
 from deployments.replicas.discovery import AdapterExchange, AddressQuery, Discovery, answers_of, coordinators
 from deployments.replicas.environment import APP_NAME, COORDINATOR, deployment_name, share_interpreter, uncollected
 from deployments.replicas.model_replica import ModelReplica
 from deployments.replicas.stages import published_stages
-from deployments.scaling.controller import placements, set_replicas
+from deployments.scaling.controller import set_replicas
+from deployments.scaling.placement import Placements
 from engine.loading.host import stages
 from engine.loading.lean_imports import without_torch
 
@@ -171,7 +173,7 @@ class CoordinatorIngress:
                 drain=self._drain,
                 announcer=None if board is None else Announcer(self._service, keys, self._drain, board),
                 ask_others=self._ask_others,
-                ask_placements=partial(placements, APP_NAME, self._deployments),
+                ask_placements=Placements(APP_NAME, self._deployments, read_cluster),
                 share_adapters=self._adapters.share,
             ),
         )

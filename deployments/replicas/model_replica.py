@@ -14,10 +14,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.loops.thread import return_idle_memory
 from decoding.drafts.options import CorpusOptions
+from decoding.errors import UnavailableError
 from deployments.configuration.model import ModelConfig
 from deployments.configuration.roles import Role
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
-from deployments.replicas.stages import published_stages
+from deployments.replicas.stages import publish_failure, published_stages
 from engine.heads.spec import HeadsSpec
 from engine.loading.host import stages
 from engine.loading.lean_imports import lean_imports
@@ -127,7 +128,11 @@ class ModelReplica:
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
         replica = self._replica
-        replica.check()
+        try:
+            replica.check()
+        except UnavailableError as error:
+            publish_failure(str(error))
+            raise
         self._metrics.export(replica.report(), replica.times, replica.malformed)  # Serve calls every two seconds
 
     def __del__(self) -> None:

@@ -31,11 +31,15 @@ export class Replicas {
 }
 
 function contentOf({ requests, endpoints, models, replicas, uptime_s: nowS }, last) {
-  const words = `${number(requests.running)} running, ${number(requests.waiting)} waiting, at most ${number(requests.max)}`;
+  const waitS = Math.max(0, ...endpoints.map((endpoint) => endpoint.predicted_wait_s));
+  const wait = waitS >= 1 ? `, the next one for ${number(waitS)} s` : "";
+  const { running, waiting, max } = requests;
+  const words = `${number(running)} running, ${number(waiting)} waiting${wait}, at most ${number(max)}`;
   const before = last && last.uptime_s < nowS ? last : null;
   return [
     facts(`Requests: ${words}.`, "p"),
-    ...models.filter(({ running, wanted }) => running < wanted).map(shortageLine),
+    ...models.filter((count) => count.running < count.wanted).map(shortageLine),
+    ...models.filter((count) => count.last_restart).map(restartLine),
     ...endpoints.map((endpoint) => endpointLine(endpoint, before, nowS)),
     make("ul", { className: "replicas" }, ...replicas.map(replicaItem)),
   ];
@@ -46,15 +50,24 @@ function shortageLine({ model, running, wanted, reason }) {
   return line(model, `: ${number(running)} of ${number(wanted)} replicas, ${reason}`);
 }
 
+/** When and why a replica of a model was last replaced. */
+function restartLine({ model, last_restart: { at_s: atS, reason } }) {
+  return line(model, `: a replica was replaced at ${new Date(atS * 1000).toLocaleString()}: ${reason}`);
+}
+
 /** An endpoint's speed since the last look, and its acceptance; since the server's start if nothing happened. */
-function endpointLine({ name, totals }, before, nowS) {
+function endpointLine({ name, totals, proposers }, before, nowS) {
   const old = before?.endpoints.find((endpoint) => endpoint.name === name)?.totals;
   const grown = (key) => totals[key] - (old?.[key] ?? 0);
   const recent = old && grown("drafted") > 0;
   const [accepted, drafted] = recent ? [grown("accepted"), grown("drafted")] : [totals.accepted, totals.drafted];
   const speed = grown("tokens") / (nowS - (before?.uptime_s ?? 0));
   const words = `${orDash(speed, 1)} tokens/s, ${percent(accepted / drafted)} accepted${recent ? "" : " since the start"}`;
-  return line(name, `: ${words}`);
+  return line(name, `: ${[words, ...proposers.map(proposerWords)].join("; ")}`);
+}
+
+function proposerWords({ name, acceptance_rate: rate, time_share: share }) {
+  return `${name} ${percent(rate ?? NaN)} accepted, ${percent(share ?? NaN)} of the time`;
 }
 
 function line(name, words) {

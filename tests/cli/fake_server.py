@@ -25,15 +25,20 @@ CARDS: list[dict[str, Any]] = [
     {"id": "solo", "target": "large", "drafter": None, "draft_length": 0, "context_length": 99, "ready": False},
 ]
 TOTALS = {"requests": 3, "tokens": 100, "steps": 40, "drafted": 80, "accepted": 60, "missed": 10, "hits": 4}
+SHORTAGE = "1 can't be placed: each needs 1 GPU, and the cluster has 0 GPU free"
 STATUS: dict[str, Any] = {
     "status": "ready",
     "version": "9.9",
     "uptime_s": 50.0,
     "requests": {"running": 2, "waiting": 1, "max": 256},
-    "endpoints": [{"name": "consort", "target": "large", "drafter": "small", "ready": True, "totals": TOTALS}],
+    "endpoints": [
+        {"name": "consort", "target": "large", "drafter": "small", "ready": True, "totals": TOTALS}
+        | {"predicted_wait_s": 3.2, "proposers": [{"name": "drafter", "acceptance_rate": 0.75, "time_share": 0.125}]}
+    ],
     "models": [
-        {"model": "large", "wanted": 2, "running": 1, "reason": "1 not placed: no node has 1 GPU free"},
-        {"model": "small", "wanted": 1, "running": 1, "reason": None},
+        {"model": "large", "wanted": 2, "running": 1, "reason": SHORTAGE}
+        | {"last_restart": {"at_s": 1.8e9, "reason": "its node died"}},
+        {"model": "small", "wanted": 1, "running": 1, "reason": None, "last_restart": None},
     ],
     "replicas": [
         {

@@ -18,7 +18,7 @@ from cli.status import StatusReader, render, watch
 from deployments.client import Client
 from deployments.configuration.paths import ROOT
 from tests.cli.conftest import shown
-from tests.cli.fake_server import STATUS, FakeServer
+from tests.cli.fake_server import SHORTAGE, STATUS, FakeServer
 
 
 @pytest.fixture(autouse=True)
@@ -143,10 +143,17 @@ def test_names_are_never_broken(server: FakeServer, width: int) -> None:
 def test_replicas_that_are_missing(server: FakeServer) -> None:
     output = invoke("status", url=server.url).stdout
     assert "ready, incomplete" in output
-    assert "large: 1 of 2 replicas, 1 not placed: no node has 1 GPU free" in output
+    assert f"large: 1 of 2 replicas, {SHORTAGE}" in " ".join(output.split())
     assert "small: " not in output
-    (large, _) = json.loads(invoke("status", "--json", url=server.url).stdout)["counts"]
-    assert large == {"model": "large", "wanted": 2, "running": 1, "reason": "1 not placed: no node has 1 GPU free"}
+
+
+def test_what_waits_what_drafts_and_what_failed(server: FakeServer) -> None:
+    output = " ".join(invoke("status", url=server.url).stdout.split())
+    assert "2 running, 1 waiting" in output
+    assert "consort: a request that comes now waits for 3 s" in output
+    assert "consort: drafter 75% accepted, 12% of the time" in output
+    assert "large: a replica was replaced at 2027-01-1" in output
+    assert ": its node died" in output
 
 
 def test_scale_waits_until_all_replicas_are_up(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +165,7 @@ def test_scale_waits_until_all_replicas_are_up(server: FakeServer, monkeypatch: 
     assert server.bodies == [{"model": "large", "replicas": 2}]
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "large: 1 of 2 replicas, 1 not placed: no node has 1 GPU free",
+        f"large: 1 of 2 replicas, {SHORTAGE}",
         "large: 1 of 2 replicas, 1 loading",
         "large: 2 replica(s)",
     ]
@@ -167,7 +174,7 @@ def test_scale_waits_until_all_replicas_are_up(server: FakeServer, monkeypatch: 
 def test_scale_fails_when_replicas_are_not_up_in_time(server: FakeServer) -> None:
     result = invoke("scale", "large", "2", "--wait", "--timeout", "0", url=server.url)
     assert result.exit_code == 1
-    expected = "large: not 2 replica(s) after 0 s: 1 of 2 replicas, 1 not placed: no node has 1 GPU free"
+    expected = f"large: not 2 replica(s) after 0 s: 1 of 2 replicas, {SHORTAGE}"
     assert result.stderr == f"Error: {expected}\n"
     result = invoke("scale", "large", "2", url=server.url)
     assert (result.exit_code, result.stdout.split(";")[0]) == (0, "large: 2 replica(s) wanted")
@@ -191,7 +198,8 @@ def test_status_as_json(server: FakeServer) -> None:
     document = json.loads(invoke("status", "--json", url=server.url).stdout)
     assert document["endpoints"][0]["rates"]["acceptance_rate"] == 0.75
     assert [replica["slots"] for replica in document["replicas"]] == [4, 4]
-    assert document["models"] == {"large": True, "small": True}
+    assert [count["running"] for count in document["models"]] == [1, 1]
+    assert document["url"] == server.url
 
 
 @pytest.mark.parametrize("as_json", [False, True])

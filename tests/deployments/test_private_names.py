@@ -30,6 +30,7 @@ PACKAGES = (
 )
 PRIVATE = {
     "ray._private.node:Node",
+    "ray._private.state:actors",
     "ray.experimental.internal_kv:_internal_kv_get",
     "ray.experimental.internal_kv:_internal_kv_put",
     "ray.serve._private.api:_create_controller_and_proxy_refs",

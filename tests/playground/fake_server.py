@@ -63,10 +63,14 @@ STATUS = {
     "uptime_s": 10.0,
     "requests": {"running": 1, "waiting": 2, "max": 64},
     "models": [
-        {"model": "target", "wanted": 2, "running": 1, "reason": "1 not placed: no node has 1 GPU free"},
-        {"model": "drafter", "wanted": 1, "running": 1, "reason": None},
+        {"model": "target", "wanted": 2, "running": 1, "reason": "1 can't be placed", "last_restart": None},
+        {"model": "drafter", "wanted": 1, "running": 1, "reason": None}
+        | {"last_restart": {"at_s": 1.8e9, "reason": "its node died"}},
     ],
-    "endpoints": [{"name": "first", "totals": {"tokens": 120, "drafted": 40, "accepted": 30}}],
+    "endpoints": [
+        {"name": "first", "totals": {"tokens": 120, "drafted": 40, "accepted": 30}, "predicted_wait_s": 4.2}
+        | {"proposers": [{"name": "drafter", "acceptance_rate": 0.75, "time_share": None}]}
+    ],
     "replicas": [
         {"name": "target-0", "model": "target", "role": "target", "running": 3, "waiting": 2, "slots": 4}
         | {"kv_usage": 0.25, "drafting": False, "speculation_gain": 0.82},

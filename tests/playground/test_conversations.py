@@ -104,8 +104,11 @@ def test_conversations_outlive_a_reload_and_can_be_deleted(page: "Page", fake: F
 
 def test_replicas_that_are_missing(page: "Page") -> None:
     page.locator("#replicas-details summary").click()
-    page.get_by_text("1 of 2 replicas, 1 not placed: no node has 1 GPU free").wait_for()
+    page.get_by_text("1 of 2 replicas, 1 can't be placed").wait_for()
     assert page.get_by_text("1 of 1 replicas").count() == 0
+    assert page.get_by_text("2 waiting, the next one for 4 s").count() == 1
+    assert page.get_by_text("drafter 75 % accepted, – of the time").count() == 1
+    assert page.get_by_text("its node died").count() == 1
 
 
 def test_replicas_and_why_drafts_rest(page: "Page") -> None:

@@ -96,6 +96,16 @@ def test_it_writes_without_drafts() -> None:
     assert stage.target.load().active == 0
 
 
+def test_it_tells_what_share_of_its_time_drafts_take() -> None:
+    stage = Stage()
+    assert stage.target.load().proposer_shares == {}
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False, ngram=NgramOptions()))
+    stage.target.times.waited_s = times_s = stage.target.times.step_s + stage.target.times.prefill_s
+    shares = stage.target.load().proposer_shares
+    assert shares["drafter"] == pytest.approx(times_s / (2 * times_s + stage.target.times.drafted_s))
+    assert 0 < shares["ngram"] < 1
+
+
 def test_the_first_token_is_sent_at_the_end_of_its_turn() -> None:
     stage = Stage()
     assert committed(stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)) == stage.text()[4:5]

@@ -6,11 +6,13 @@ import pytest
 from fastapi.testclient import TestClient
 from msgspec import structs
 
+from actors.coordinator.request import Statistics
 from actors.wire.messages import AdaptationState, ReplicaAddress, Report
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import Surroundings, make_api
-from deployments.scaling.controller import Placement
+from deployments.monitoring.metrics import Metrics
+from deployments.scaling.placement import Placement, Restart
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12}
@@ -54,15 +56,18 @@ def test_replicas_that_are_wanted_and_run(
     fake: TestClient, endpoints: dict[str, ServedEndpoint], coordinator: Any
 ) -> None:
     async def placed() -> dict[str, Placement]:
-        return {"target": Placement(2, 1, "1 not placed"), "drafter": Placement(1, 1)}
+        failed = Restart(1.5, "its node died")
+        return {"target": Placement(2, 1, 0, 1, "1 can't be placed", failed), "drafter": Placement(1, 1)}
 
     assert fake.get("/v1/status").json()["models"] == []
     with TestClient(
         make_api(Service(endpoints, coordinator), surroundings=Surroundings(ask_placements=placed))
     ) as client:
         assert client.get("/v1/status").json()["models"] == [
-            {"model": "target", "wanted": 2, "running": 1, "reason": "1 not placed"},
-            {"model": "drafter", "wanted": 1, "running": 1, "reason": None},
+            {"model": "target", "wanted": 2, "running": 1, "starting": 0, "unplaceable": 1}
+            | {"reason": "1 can't be placed", "last_restart": {"at_s": 1.5, "reason": "its node died"}},
+            {"model": "drafter", "wanted": 1, "running": 1, "starting": 0, "unplaceable": 0}
+            | {"reason": None, "last_restart": None},
         ]
         lines = client.get("/metrics").text.splitlines()
     assert 'consort:replicas_wanted{model="target"} 2.0' in lines
@@ -88,3 +93,17 @@ def test_what_a_drafter_learned(fake: TestClient, monkeypatch: pytest.MonkeyPatc
 def test_health_answers_to_head(fake: TestClient, path: str) -> None:
     response = fake.head(path)
     assert (response.status_code, response.content) == (200, b"")
+
+
+def test_what_waits_and_what_each_proposer_did(fake: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = [{"drafter": 0.25}, {"drafter": 0.75}]  # of two replicas
+    load = Report(active=0, waiting=0, slots=4, request_ids=[])
+    reports = [(ReplicaAddress("t", "target"), structs.replace(load, proposer_shares=share)) for share in shares]
+    monkeypatch.setattr(FakeCoordinator, "reports", lambda self: reports)
+    counted = Statistics(drafted=10, accepted=6, drafted_by={"drafter": 8, "corpus": 2}, accepted_by={"drafter": 6})
+    monkeypatch.setattr(Metrics, "statistics", lambda self, endpoint: counted)
+    (endpoint,) = fake.get("/v1/status").json()["endpoints"]
+    assert (endpoint["running"], endpoint["waiting"], endpoint["predicted_wait_s"]) == (0, 0, 0.0)
+    by_name = {proposer.pop("name"): proposer for proposer in endpoint["proposers"]}
+    assert by_name["drafter"] == {"drafted": 8, "accepted": 6, "acceptance_rate": 0.75, "time_share": 0.5}
+    assert by_name["corpus"] == {"drafted": 2, "accepted": 0, "acceptance_rate": 0.0, "time_share": 0.0}

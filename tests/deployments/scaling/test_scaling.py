@@ -10,7 +10,6 @@ import yaml
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from ray.serve._private.deploy_utils import get_app_code_version
-from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeApplicationSchema
 
 from decoding.errors import ConfigError, UnavailableError
@@ -23,7 +22,7 @@ from deployments.configuration.paths import ROOT
 from deployments.http.admin_routes import add_scaling_route
 from deployments.http.middleware import Gate
 from deployments.scaling import controller
-from deployments.scaling.controller import Placement, placement_of, placements, set_replicas, with_fixed_count
+from deployments.scaling.controller import set_replicas, with_fixed_count
 
 MODELS = {
     "large": {"path": "org/large", "scaling": {"max": 4}},
@@ -170,46 +169,3 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(monkeypatch: pytest
     monkeypatch.setattr(controller, "_ANSWER_TIMEOUT_S", 0.01)
     with pytest.raises(UnavailableError, match="has not answered"):
         asyncio.run(set_replicas("consort", "Target-large", 2))
-
-
-RUNNING, LOADING = {"state": "RUNNING", "node_id": "a"}, {"state": "STARTING", "node_id": "a"}
-UNPLACED, STOPPING = {"state": "STARTING"}, {"state": "STOPPING", "node_id": "a"}
-SLOW = "Deployment 'Target-t' in application 'consort' has 1 replicas that have taken more than 30s to be scheduled."
-NEEDS = "2 not placed: no node has 0.5 GPU, 1 target free"
-
-
-def details(wanted: int, *replicas: dict[str, Any], status: str = "UPDATING", message: str = "") -> dict[str, Any]:
-    return {
-        "status": status,
-        "message": message,
-        "target_num_replicas": wanted,
-        "required_resources": {"CPU": 0, "GPU": 0.5, "target": 1},
-        "replicas": replicas,
-    }
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (details(1, RUNNING, status="HEALTHY"), Placement(1, 1)),
-        (details(0, STOPPING), Placement(0, 0)),
-        (details(1, RUNNING, RUNNING), Placement(1, 2)),
-        (details(2, RUNNING, LOADING), Placement(2, 1, "1 loading")),
-        (details(2, RUNNING), Placement(2, 1, "not started yet")),
-        (details(4, RUNNING, UNPLACED, UNPLACED, LOADING, message=SLOW), Placement(4, 1, NEEDS)),
-        (
-            details(1, UNPLACED, status="DEPLOY_FAILED", message="Traceback:\n  x\nConfigError: no tokenizer\n"),
-            Placement(1, 0, "ConfigError: no tokenizer"),
-        ),
-    ],
-)
-def test_wanted_running_and_why_not_more(given: dict[str, Any], expected: Placement) -> None:
-    assert placement_of(given) == expected
-
-
-def test_without_a_controller_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RayServeException("There is no Serve instance running on this Ray cluster.")
-
-    monkeypatch.setattr("ray.serve.context._get_global_client", fail)
-    assert asyncio.run(placements("consort", {"m": "Target-m"})) == {}
