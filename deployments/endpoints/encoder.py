@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from decoding.errors import ContextLengthError, InvalidRequestError
 from deployments.endpoints.chat_template import REFUSALS, tools_of
 from deployments.fields.conversation import Conversation
+from deployments.fields.documents import with_documents
 from deployments.fields.prompts import TokenizeRequest
 from deployments.fields.strict import have_more_values
 from deployments.fields.types import Prompt
@@ -72,6 +73,10 @@ class Encoder:
             "continue_final_message": conversation.continue_final_message,
             "tools": tools or None,
         }
+        if conversation.documents and self.has_switch(["documents"]):
+            options["documents"] = [document.model_dump(exclude_none=True) for document in conversation.documents]
+        elif conversation.documents:
+            options["conversation"] = with_documents(options["conversation"], conversation.documents)
         try:
             return str(self.tokenizer.apply_chat_template(tokenize=False, **options))
         except REFUSALS as error:

@@ -80,12 +80,16 @@ class FormulaReader:
             return self._encoder.conversation(replace(conversation or Conversation([]), messages=term.messages))
         if conversation is None:
             raise InvalidRequestError(f"{field}.{term.change}: is for conversations.", field=f"{field}.{term.change}")
-        rest = [message for message in conversation.messages if message.role not in ("system", "developer")]
-        if term.system is not None:
-            rest = [Message.model_validate({"role": "system", "content": term.system}), *rest]
-        elif len(rest) == len(conversation.messages):
-            reason = (
-                f"{field}: leaves nothing out, because the conversation has no system message; give a negative_prompt."
+        if term.without == "documents":
+            changed, lacking = replace(conversation, documents=()), "documents"
+        else:
+            system = [] if term.system is None else [Message.model_validate({"role": "system", "content": term.system})]
+            rest = [message for message in conversation.messages if message.role not in ("system", "developer")]
+            changed, lacking = (
+                replace(conversation, messages=[*system, *rest]),
+                "system message; give a negative_prompt",
             )
+        if term.without and changed == conversation:
+            reason = f"{field}: leaves nothing out: the conversation has no {lacking}."
             raise InvalidRequestError(reason, field=field)
-        return self._encoder.conversation(replace(conversation, messages=rest))
+        return self._encoder.conversation(changed)

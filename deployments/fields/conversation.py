@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, mod
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
+from deployments.fields.documents import Document
 from deployments.fields.strict import ContentPart, IgnoredFields, StrictModel, Text, wrong_field
 from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject
@@ -359,6 +360,7 @@ class Conversation:
     add_generation_prompt: bool = True  # begin the assistant's turn
     continue_final_message: bool = False
     tools: Sequence[Tool] = ()
+    documents: Sequence[Document] = ()
 
 
 def thinking_variables(effort: str | None, enabled: bool | None) -> Mapping[str, Any]:

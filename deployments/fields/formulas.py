@@ -9,14 +9,15 @@ from deployments.fields.conversation import Message
 from deployments.fields.strict import StrictModel, Text, wrong_field
 from deployments.fields.types import GivenPrompt, Items
 
-FormulaKind = Literal["guidance", "proxy", "contrastive", "average"]
+FormulaKind = Literal["guidance", "context_aware", "proxy", "contrastive", "average"]
 
 _MOST_TERMS = 8
 _LARGEST = 100.0
-_SCALES: Mapping[str | None, float] = {"guidance": 1.5, "proxy": 1.0, "contrastive": 0.5}
+_SCALES: Mapping[str | None, float] = {"guidance": 1.5, "context_aware": 0.5, "proxy": 1.0, "contrastive": 0.5}
 _KEYS: Mapping[str | None, Sequence[str]] = {  # of each kind, those that it needs first
     None: ("terms", "alpha"),
     "guidance": ("scale", "negative_prompt", "alpha"),
+    "context_aware": ("scale", "alpha"),
     "proxy": ("expert", "anti_expert", "scale", "alpha"),
     "contrastive": ("amateur", "scale", "alpha"),
     "average": ("models",),
@@ -39,10 +40,10 @@ class TermFields(StrictModel):
     system: Text | None = Field(
         None, description="A system message: the request's conversation is read with it, in place of its own."
     )
-    without: Literal["system", "prompt"] | None = Field(
+    without: Literal["system", "documents", "prompt"] | None = Field(
         None,
-        description="What is left out: `system`, the system messages of the conversation, or `prompt`, all of the "
-        "prompt but its last token.",
+        description="What is left out: `system`, the system messages of the conversation; `documents`; or `prompt`, "
+        "all of the prompt but its last token.",
     )
 
     @property
@@ -64,7 +65,9 @@ class FormulaFields(StrictModel):
     always_strict = True
 
     kind: FormulaKind | None = Field(
-        None, description="guidance, proxy, contrastive or average, whose terms follow from other keys; null: `terms`."
+        None,
+        description="guidance, context_aware, proxy, contrastive or average, whose terms follow from other keys; null: "
+        "`terms`.",
     )
     terms: Annotated[list[TermFields], Field(min_length=1, max_length=_MOST_TERMS)] | None = Field(
         None, description="What is added up; the first term is the target's own, with the request's prompt."
@@ -75,7 +78,8 @@ class FormulaFields(StrictModel):
         "contrastive, else 0.",
     )
     scale: _Factor | None = Field(
-        None, description="How strongly the terms differ: guidance 1.5, proxy 1, contrastive 0.5 unless set."
+        None,
+        description="How strongly the terms differ. Unless set: guidance 1.5, proxy 1, context_aware, contrastive 0.5.",
     )
     negative_prompt: GivenPrompt | None = Field(
         None,
@@ -125,6 +129,8 @@ class FormulaFields(StrictModel):
             case "guidance":
                 negative = self._negative(1 - scale, chat=chat)
                 return [TermFields(weight=scale), negative]
+            case "context_aware":
+                return [TermFields(weight=1 + scale), TermFields(weight=-scale, without="documents")]
             case "proxy":
                 experts = TermFields(weight=scale, model=self.expert), TermFields(weight=-scale, model=self.anti_expert)
                 return [TermFields(weight=1.0), *experts]

@@ -136,7 +136,8 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, FormulaReque
             info.context.note("stream_options")
             data = {**data, "stream_options": None}
         for name, (harmless, advice) in _REFUSED.items():
-            if data.get(name) is not None and not any(data[name] == value for value in harmless):
+            unknown = name not in cls.model_fields
+            if unknown and data.get(name) is not None and not any(data[name] == value for value in harmless):
                 raise wrong_field(name, f"is not supported and would change the answer; {advice}")
         return with_structured_outputs(data)
 

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import Conversation, Message, TextParts, ToolFields, thinking_variables
+from deployments.fields.documents import Document
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.strict import StrictModel, Text
@@ -14,6 +15,7 @@ from deployments.fields.types import Items, Limit, only, without_effect
 
 _NEWER = "send tools and tool_choice"
 _MAX_CHAT_LOGPROBS = 20
+_MOST_DOCUMENTS = 128
 
 
 class ChatCompatibilityFields(StrictModel):
@@ -60,6 +62,11 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
     max_completion_tokens: Limit | None = Field(
         None,
         description="OpenAI's newer name for `max_tokens`, which it overrules; no error where the context is smaller.",
+    )
+    documents: Annotated[Items[Document], Field(max_length=_MOST_DOCUMENTS)] | None = Field(
+        None,
+        description="What the answer should rest on, each with a `text` and perhaps a `title`: where the chat template "
+        "puts documents, or before the last message of the user.",
     )
     prediction: Prediction | None = Field(
         None,
@@ -110,6 +117,7 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
             self.add_generation_prompt is not False,
             bool(self.continue_final_message),
             self.offered_tools,
+            self.documents or (),
         )
 
     @property

@@ -149,6 +149,39 @@ def test_what_is_refused(fake: TestClient, fields: Any, message: str) -> None:
     assert answer.json()["error"]["message"].startswith(message)
 
 
-def test_a_conversation_without_system_message_has_nothing_to_leave_out(fake: TestClient) -> None:
-    message = chat(fake, USER, guidance_scale=2).json()["error"]["message"]
-    assert message.startswith("guidance_scale: leaves nothing out")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"guidance_scale": 2}, "guidance_scale: leaves nothing out: the conversation has no system message"),
+        ({"formula": {"kind": "context_aware"}}, "formula: leaves nothing out: the conversation has no documents"),
+    ],
+)
+def test_a_conversation_with_nothing_to_leave_out(fake: TestClient, fields: Any, message: str) -> None:
+    assert chat(fake, USER, **fields).json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize("place", ["template", "message"])
+def test_documents_are_read_and_left_out(coordinator: Any, place: str) -> None:
+    """Context-aware decoding: (1 + s) · with documents − s · without (Shi et al., arXiv 2305.14739)."""
+    served = serve()
+    tokenizer = served["consort"].encoder.tokenizer
+    if place == "template":
+        tokenizer.chat_template = "{% for d in documents or [] %}<{{ d.title }}>{{ d.text }}{% endfor %}" + TEMPLATE
+        expected = "<sea>It is cold." + tokenizer.apply_chat_template([USER], tokenize=False)
+    else:
+        turn = {**USER, "content": "Document 1: sea\nIt is cold.\n\nimport"}
+        expected = str(tokenizer.apply_chat_template([turn], tokenize=False))
+    without = str(tokenizer.apply_chat_template([USER], tokenize=False))
+    documents = [{"title": "sea", "text": "It is cold."}]
+    with TestClient(make_api(Service(served, coordinator))) as client:
+        answer = chat(client, USER, documents=documents, formula={"kind": "context_aware", "scale": 1})
+    assert answer.status_code == 200
+    encoder = served["consort"].encoder
+    prompts = [encoder.text(text, "messages", add_special_tokens=False) for text in (expected, without)]
+    assert list(coordinator.requests[-1].prompt) == prompts[0]
+    assert sent(coordinator) == ((2, -1), [own("without documents", prompts[1])])
+
+
+def test_documents_are_no_field_of_completions(fake: TestClient) -> None:
+    message = complete(fake, documents=[{"text": "x"}]).json()["error"]["message"]
+    assert message.startswith("documents: is not supported")
