@@ -19,7 +19,7 @@ import click
 from benchmarks.processes import Server
 from benchmarks.report import Curve, Panel, draw, ratios, write
 from benchmarks.serving.client import Load, LoadGenerator, LoadResult
-from benchmarks.serving.servers import ConsortServer, PeerServer, llama_server, vllm_server
+from benchmarks.serving.servers import ConsortServer, PeerServer, huggingface_server, llama_server, vllm_server
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config
 from deployments.configuration.paths import locate
 from engine.loading.gguf.files import is_gguf
@@ -28,6 +28,9 @@ from evaluation.metrics import table
 ON, OFF = "Consort", "Consort, speculate: false"
 LLAMA, LLAMA_NGRAM = "llama.cpp", "llama.cpp+ngram"
 VLLM, VLLM_NGRAM, VLLM_EAGLE3 = "vLLM", "vLLM+ngram", "vLLM+eagle3"
+HF, HF_NGRAM = "HF", "HF+ngram"
+PEERS = (LLAMA, LLAMA_NGRAM, VLLM, VLLM_NGRAM, VLLM_EAGLE3, HF, HF_NGRAM)
+_ALONE = (HF, HF_NGRAM)  # answer one request after the other, so they are measured with one stream only
 _LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl"}
 FOLDER = click.Path(path_type=Path)
 option = partial(click.option, show_default=True)
@@ -55,7 +58,7 @@ def main(**given: Any) -> None:
     """Serve a CONFIG's first endpoint, by default the default model; measure, print, write JSON, and draw.
 
     Peers serve the same target: llama.cpp and llama.cpp+ngram a .gguf file; vLLM, vLLM+ngram and, where the endpoint
-    has such heads, vLLM+eagle3. By default all take part that are installed.
+    has such heads, vLLM+eagle3; with one stream HF and HF+ngram. By default all take part that are installed.
     """
     options = SimpleNamespace(**given)
     config = load_config(options.config_path)
@@ -118,6 +121,10 @@ def peer_servers(options: SimpleNamespace, config: ServerConfig) -> dict[str, Ca
         if heads is not None and heads.kind == "eagle3" and heads.path is not None:
             eagle3 = {"method": "eagle3", "model": locate(heads.path), **length}
             peers[VLLM_EAGLE3] = partial(vllm, drafts=eagle3, log=log / "serve-vllm-eagle3.log")
+    if 1 in options.streams:
+        huggingface = partial(huggingface_server, path, target.dtype, threads=threads)
+        peers[HF] = partial(huggingface, lookup=0, log=log / "serve-hf.log")
+        peers[HF_NGRAM] = partial(huggingface, lookup=endpoint.draft_length, log=log / "serve-hf-ngram.log")
     return peers
 
 
@@ -125,6 +132,10 @@ def chosen_peers(options: SimpleNamespace, config: ServerConfig) -> dict[str, st
     """Return the URL of each peer that is up, and how to start the others."""
     here = {} if options.no_peers else peer_servers(options, config)
     if not options.peers:
+        if not options.no_peers and (absent := [name for name in PEERS if name not in here]):
+            click.echo(
+                f"{', '.join(absent)} can't serve this target here, and are left out; make bench-llama, bench-peers"
+            )
         return dict(here)
     chosen = dict(peer.split("=", 1) if "=" in peer else (peer, here.get(peer)) for peer in options.peers)
     if missing := [name for name, start in chosen.items() if start is None]:
@@ -172,10 +183,13 @@ def _compare(
             if server.paused:
                 server.paused.pause()
 
+    def names(streams: int) -> list[str]:
+        return [name for name in servers if streams == 1 or name not in _ALONE]
+
     for name in servers:
-        run(name, options.temperatures[0], max(options.streams), options.repetitions)
+        run(name, options.temperatures[0], 1 if name in _ALONE else max(options.streams), options.repetitions)
     return [
-        _repeat(temperature, streams, list(servers), run, options.repetitions)
+        _repeat(temperature, streams, names(streams), run, options.repetitions)
         for temperature, streams in itertools.product(options.temperatures, options.streams)
     ]
 
@@ -210,7 +224,7 @@ def as_text(comparisons: Sequence[LoadComparison]) -> str:
 
 
 def _rate_table(comparisons: Sequence[LoadComparison]) -> str:
-    others = [name for name in comparisons[0].repetitions if name not in (ON, OFF)]
+    others = [name for name in _names(comparisons) if name not in (ON, OFF)]
     head = ["streams", "on", "off", "on / off", "(min – max)", "tokens/event"]
     head += [title for name in others for title in (name, f"on / {name}", f"off / {name}")]
     rows = []
@@ -220,10 +234,17 @@ def _rate_table(comparisons: Sequence[LoadComparison]) -> str:
         row += [f"{median(gains):.2f}", f"({min(gains):.2f} – {max(gains):.2f})"]
         row.append(f"{each.median(ON, 'tokens_per_event'):.2f}")
         for other in others:
+            if other not in each.repetitions:
+                row += ["–"] * 3
+                continue
             row.append(f"{each.median(other, 'tokens_per_s'):.1f}")
             row += [f"{median(each.ratios(name, other)):.2f}" for name in (ON, OFF)]
         rows.append(row)
     return table(head, rows)
+
+
+def _names(comparisons: Sequence[LoadComparison]) -> list[str]:
+    return list(dict.fromkeys(name for each in comparisons for name in each.repetitions))
 
 
 def _latency_table(comparisons: Sequence[LoadComparison]) -> str:
@@ -242,10 +263,11 @@ def _panels(comparisons: Sequence[LoadComparison], temperature: float) -> list[P
     panels = []
     for quantity, title in titles.items():
         curves = []
-        for name in chosen[0].repetitions:
-            values = [comparison.all(name, quantity) for comparison in chosen]
+        for name in _names(chosen):
+            measured = [comparison for comparison in chosen if name in comparison.repetitions]
+            values = [comparison.all(name, quantity) for comparison in measured]
             ranges = [(min(each), max(each)) for each in values]
-            curves.append(Curve(name, [each.concurrency for each in chosen], list(map(median, values)), ranges))
+            curves.append(Curve(name, [each.concurrency for each in measured], list(map(median, values)), ranges))
         panels.append(Panel(f"{title}, temperature {temperature:g}", "streams at once", curves, log=True))
     return panels
 

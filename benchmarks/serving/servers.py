@@ -1,6 +1,7 @@
-"""Servers on this machine: `consort serve`, llama.cpp's and vLLM's."""
+"""Servers on this machine: `consort serve`, and those of its peers."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from decoding.errors import ConsortError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from engine.loading.gguf.files import settings_folder, weights_folder
+from engine.loading.host import compute_environment
 
 _START_S = 300.0  # vLLM compiles the model before it answers
 CONTEXT = 1024  # tokens of a request to a peer
@@ -101,3 +103,18 @@ def vllm_server(
         options["--speculative-config"] = json.dumps(drafts)
     command: list[object] = [python, "-P", "-m", "vllm.entrypoints.openai.api_server"]
     return PeerServer([*command, *sum(options.items(), ())], log=log, environment=vllm_environment(threads))
+
+
+def huggingface_server(model: str, dtype: str, *, threads: int, lookup: int, log: Path) -> PeerServer:
+    """Return Hugging Face's `generate` over a checkpoint, as in `vllm_server`. lookup: tokens of a draft; 0: none."""
+    options: dict[str, object] = {
+        "--model": Path(weights_folder(model, dtype, unpacked=True)).resolve(),
+        "--tokenizer": Path(settings_folder(model)).resolve(),
+        "--dtype": dtype,
+        "--threads": threads,
+        "--lookup": lookup,
+    }
+    command: list[object] = [sys.executable, "-m", "benchmarks.serving.huggingface"]
+    return PeerServer(
+        [*command, *sum(options.items(), ())], log=log, environment=os.environ | compute_environment(threads)
+    )

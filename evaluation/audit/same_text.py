@@ -15,7 +15,7 @@ _SHOWN = 40  # characters around what differs
 def _repeated(server: Server, probe: Probe) -> Iterator[Difference]:
     """The same request gets the same text, sampled ones by their seed."""
     for body in probe.bodies:
-        yield from _compared(server.reference(body), server.ask(body), [body, body])
+        yield from _compared(server.reference(body).first, server.ask(body).first, [body, body])
 
 
 def _seed_matters(server: Server, probe: Probe) -> Iterator[Difference]:
@@ -32,7 +32,7 @@ def _without_drafts(server: Server, probe: Probe) -> Iterator[Difference]:
         raise NotOfferedError("no field turns drafts off; audit --against a server without them")
     for body in probe.bodies:
         plain = body | server.engine.plain
-        yield from _compared(server.reference(body), server.ask(plain), [body, plain])
+        yield from _compared(server.reference(body).first, server.ask(plain).first, [body, plain])
 
 
 def _on_the_other(server: Server, probe: Probe) -> Iterator[Difference]:
@@ -40,7 +40,7 @@ def _on_the_other(server: Server, probe: Probe) -> Iterator[Difference]:
     if server.other is None:
         raise NotOfferedError("there is no other server: --against URL")
     for body in probe.bodies:
-        yield from _compared(server.other.reference(body), server.ask(body), [body])
+        yield from _compared(server.other.reference(body).first, server.reference(body).first, [body])
 
 
 def _in_company(server: Server, probe: Probe) -> Iterator[Difference]:
@@ -49,7 +49,7 @@ def _in_company(server: Server, probe: Probe) -> Iterator[Difference]:
     answers = server.together(probe.bodies, probe.neighbours)
     for index, (body, reference, answer) in enumerate(zip(probe.bodies, expected, answers, strict=True)):
         others = (*probe.bodies[:index], *probe.bodies[index + 1 :], *probe.neighbours)
-        yield from _compared(reference, answer, [body], others)
+        yield from _compared(reference.first, answer.first, [body], others)
 
 
 def _beside_cancelled(server: Server, probe: Probe) -> Iterator[Difference]:
@@ -57,7 +57,7 @@ def _beside_cancelled(server: Server, probe: Probe) -> Iterator[Difference]:
     expected = [server.reference(body) for body in probe.bodies]
     answers = server.together(probe.bodies, probe.neighbours, abandoned=True)
     for body, reference, answer in zip(probe.bodies, expected, answers, strict=True):
-        for difference in _compared(reference, answer, [body], probe.neighbours):
+        for difference in _compared(reference.first, answer.first, [body], probe.neighbours):
             yield replace(difference, abandoned=True)
 
 
@@ -70,12 +70,12 @@ def _several_choices(server: Server, probe: Probe) -> Iterator[Difference]:
             yield Difference(f"{_CHOICES} choices", f"{len(answer.choices)}", [several])
         elif body["temperature"] == 0:
             for choice in answer.choices:
-                yield from _compared_choices(alone.first, choice, [body, several])
+                yield from _compared(alone.first, choice, [body, several])
             count, counted = _CHOICES * alone.usage["completion_tokens"], answer.usage["completion_tokens"]
             if count != counted:
                 yield Difference(f"{count} tokens of all choices in usage", f"{counted}", [body, several])
         else:
-            yield from _compared_choices(alone.first, answer.first, [body, several])
+            yield from _compared(alone.first, answer.first, [body, several])
             yield from _copies(server, body, answer)
 
 
@@ -83,7 +83,7 @@ def _copies(server: Server, body: Body, answer: Answer) -> Iterator[Difference]:
     """Compare choices that should differ as answers with other seeds do."""
     several = body | {"n": _CHOICES}
     for expected, choice in zip(answer.choices, server.ask(several).choices, strict=True):
-        yield from _compared_choices(expected, choice, [several, several])
+        yield from _compared(expected, choice, [several, several])
     if len({choice.shown for choice in answer.choices}) < _CHOICES:
         others = server.together([body | {"seed": body["seed"] + _OTHER_SEEDS + more} for more in range(4 * _CHOICES)])
         if len({other.first.shown for other in others}) == len(others):
@@ -94,7 +94,7 @@ def _streamed(server: Server, probe: Probe) -> Iterator[Difference]:
     """A stream's pieces add up to the whole answer, with its end and its usage."""
     for body in probe.bodies:
         whole, stream, asked = server.reference(body), server.stream(body), [body, body | {"stream": True}]
-        yield from _compared(whole, stream, asked)
+        yield from _compared(whole.first, stream.first, asked)
         if not stream.ended:
             yield Difference("a stream that ends with [DONE]", f"one without ({stream.error})", asked[1:])
         elif stream.usage and _counts(stream) != _counts(whole):
@@ -106,12 +106,6 @@ def _counts(answer: Answer) -> dict[str, int]:
 
 
 def _compared(
-    expected: Answer, actual: Answer, requests: Sequence[Body], neighbours: Sequence[Body] = ()
-) -> Iterator[Difference]:
-    yield from _compared_choices(expected.first, actual.first, requests, neighbours)
-
-
-def _compared_choices(
     expected: Choice, actual: Choice, requests: Sequence[Body], neighbours: Sequence[Body] = ()
 ) -> Iterator[Difference]:
     """Yield the difference of two choices that should have the same text and end for the same reason."""

@@ -83,20 +83,22 @@ class Server:
 
     def send(self, body: Body | str) -> httpx.Response:
         """Send a body, also one that is no JSON."""
-        content = body if isinstance(body, str) else json.dumps(self.full(body))
-        try:
-            return self.http.post(route(body), content=content, headers={"Content-Type": "application/json"})
-        except httpx.HTTPError as error:
-            raise UnavailableError(f"the connection broke off ({error!r})") from error
+        return self._post(route(body), body if isinstance(body, str) else json.dumps(self.full(body)))
 
     def full(self, body: Body) -> Body:
         return {"model": self.model, **body}
 
     def prompt_ids(self, prompt: str) -> list[int] | None:
         """Return the tokens of a prompt; None where no route tells them."""
-        response = self.http.post("/tokenize", json={"model": self.model, "prompt": prompt})
+        response = self._post("/tokenize", json.dumps(self.full({"prompt": prompt})))
         tokens = response.json().get("tokens") if response.is_success else None
         return tokens if tokens and all(isinstance(token, int) for token in tokens) else None
+
+    def _post(self, path: str, content: str) -> httpx.Response:
+        try:
+            return self.http.post(path, content=content, headers={"Content-Type": "application/json"})
+        except httpx.HTTPError as error:
+            raise UnavailableError(f"the connection broke off ({error!r})") from error
 
     def _counted(self, answer: Answer) -> Answer:
         with self._lock:
@@ -148,7 +150,7 @@ def connect(url: str, model: str | None = None, api_key: str | None = None, *, o
     if model is None and not names:
         raise UnavailableError(f"{url} serves no models")
     owner = str(cards[0].get("owned_by", "unknown")) if cards else "unknown"
-    number = version.json().get("version", "") if version.is_success else ""
+    number = version.json().get("version", "") if "json" in version.headers.get("Content-Type", "") else ""
     engine = _ENGINES.get(owner, Engine())
     server = Server(url, http, model or names[0], f"{owner} {number}".strip(), engine, other)
     server.routes = frozenset(_offered(server))

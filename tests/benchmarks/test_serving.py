@@ -124,6 +124,9 @@ def test_peers_take_part_that_are_at_hand(tmp_path: Path) -> None:
     assert names(missing, here) == ["vLLM", "vLLM+ngram", "vLLM+eagle3"]
     config = load_config(TINY_CONFIG)
     assert names(here, here) == ["vLLM", "vLLM+ngram"]
+    options["streams"] = (1, 4)
+    assert names(missing, missing) == ["HF", "HF+ngram"]
+    options["streams"] = (4,)
     chosen = SimpleNamespace(**options | {"peers": ("other=http://x", "vLLM")}, llama_server=here, vllm_python=here)
     assert [*chosen_peers(chosen, config)] == ["other", "vLLM"]
     with pytest.raises(click.ClickException, match=r"llama\.cpp can't serve this target here, .*: vLLM, vLLM\+ngram;"):
