@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
+import httpx
+
 from decoding.errors import ConsortError, InvalidRequestError, OverloadedError
 from evaluation.audit.server import Body, Server
 
@@ -117,6 +119,8 @@ def _looked(check: Check, server: Server, probe: Probe) -> Iterator[Difference]:
     except (InvalidRequestError, OverloadedError):
         raise
     except (ConsortError, ValueError, KeyError, TypeError) as error:  # these come from answers of another form
+        if isinstance(error.__cause__, httpx.ConnectError):
+            raise  # there is no server any more
         yield Difference(
             "an answer in OpenAI's form", f"{type(error).__name__}: {error}", probe.bodies, probe.neighbours
         )
@@ -124,6 +128,7 @@ def _looked(check: Check, server: Server, probe: Probe) -> Iterator[Difference]:
 
 def _shrunk(check: Check, server: Server, probe: Probe, difference: Difference) -> tuple[Difference, bool]:
     """Return what a probe that is as small as possible shows, and whether looking again shows it at all."""
+    server.forget()  # it may be the reference that is wrong
     looks = iter(range(_LOOKS))
 
     def again(smaller: Probe) -> Difference | None:

@@ -63,6 +63,10 @@ class Server:
             self._references[key] = self.ask(body)
         return self._references[key]
 
+    def forget(self) -> None:
+        """Ask anew for all references."""
+        self._references.clear()
+
     def stream(self, body: Body, **fields: object) -> Answer:
         """Return a streamed answer, put together."""
         events = list(self._events(body | fields))
