@@ -32,6 +32,7 @@ class Encoder:
         self._most_characters = context_length * max(map(len, tokenizer.get_vocab()))
         self._context_length = context_length
         self.tools = tools_of(tokenizer)
+        self._added = frozenset(tokenizer.get_added_vocab().values())
 
     def has_switch(self, variables: Iterable[str]) -> bool:
         """Whether the chat template looks at any of the variables."""
@@ -47,7 +48,39 @@ class Encoder:
 
     def conversation(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation; raises as `render` and `text` do."""
-        return self.text(self.render(conversation), "messages", add_special_tokens=False)
+        text = self.render(conversation)
+        tokens = self._as_written(text, conversation.written) if conversation.written else None
+        return self.text(text, "messages", add_special_tokens=False) if tokens is None else tokens
+
+    def _as_written(self, text: str, written: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int] | None:
+        """Token ids of a text in which earlier answers have the tokens that were sampled; None: they would change it.
+
+        A sampled text may be tokenized otherwise than it was written, and then its KV pages are not found. An answer
+        is looked for behind the added token that its prompt ended with, at which texts can be cut without other tokens.
+        """
+        self._check_length(text, "messages")
+        tokens: list[int] = []
+        position = 0
+        for lead, answer in written:
+            own = self._delimited(lead, answer)
+            piece = self._decode(own)
+            index = text.find(piece, position) if piece else -1
+            if index >= 0:
+                tokens += [*self._ids(text[position:index], add_special_tokens=False), *own]
+                position = index + len(piece)
+        tokens += self._ids(text[position:], add_special_tokens=False)
+        return tokens if self._decode(tokens) == text else None
+
+    def _delimited(self, lead: Sequence[int], answer: Sequence[int]) -> list[int]:
+        """An answer with the added token before it, without those that ended it; []: it can't be told where it is."""
+        start = next((index for index in reversed(range(len(lead))) if lead[index] in self._added), None)
+        own = [] if start is None else [*lead[start:], *answer]
+        while own and own[-1] in self._added:
+            own.pop()
+        return own if own and max(own) < self._vocab_size else []
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def render(self, conversation: Conversation) -> str:
         """Text of a conversation by the chat template; raises InvalidRequestError if that has no place for it."""

@@ -361,6 +361,7 @@ class Conversation:
     continue_final_message: bool = False
     tools: Sequence[Tool] = ()
     documents: Sequence[Document] = ()
+    written: Sequence[tuple[Sequence[int], Sequence[int]]] = ()  # of earlier answers: tokens before, their own
 
 
 def thinking_variables(effort: str | None, enabled: bool | None) -> Mapping[str, Any]:

@@ -10,6 +10,8 @@ class Turn(msgspec.Struct, frozen=True):
 
     response: dict[str, Any]  # as it was answered
     input: list[dict[str, Any]]  # the request's own items, each with an id
+    lead: list[int] = []  # token ids that the prompt ended with
+    tokens: list[int] = []  # of the answer
 
     @property
     def response_id(self) -> str:

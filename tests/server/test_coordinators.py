@@ -78,6 +78,17 @@ def test_all_get_the_same_text_and_both_coordinators_answer(url: str) -> None:
     assert min(counts.values()) > 0, counts
 
 
+def test_nothing_is_kept_without_a_store_that_both_share(url: str) -> None:
+    def respond(**fields: Any) -> httpx.Response:
+        body = {"model": "consort", "input": "hi", "max_output_tokens": 2, **fields}
+        return httpx.post(f"{url}/v1/responses", json=body, headers={"Authorization": "Bearer key-free"}, timeout=120)
+
+    replies = [respond() for _ in range(8)]
+    assert [reply.json()["store"] for reply in replies] == [False] * 8
+    refused = respond(previous_response_id=replies[0].json()["id"])
+    assert (refused.status_code, "responses.store" in refused.text) == (400, True)
+
+
 def test_a_limit_per_minute_holds_for_both_together(url: str) -> None:
     before = requests_by_coordinator(url)
     statuses = [reply.status_code for _ in range(5) for reply in at_once(url, "key-slow", BODY, 4)]

@@ -246,7 +246,8 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
                     turns[-1]["reasoning_content"] = reasoning
                 reasoning = ""
         messages = [Message.model_validate(turn) for turn in turns]
-        return Conversation(messages, self.switches, tools=self.offered_tools)
+        written = [(turn.lead, turn.tokens) for turn in self._earlier if turn.response["model"] == self.model]
+        return Conversation(messages, self.switches, tools=self.offered_tools, written=written)
 
     @property
     def wanted_max_tokens(self) -> int | None:

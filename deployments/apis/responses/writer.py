@@ -17,6 +17,7 @@ from deployments.apis.token_details import content_logprobs, token_details
 from deployments.apis.writer import AnswerIdentity
 from deployments.storage.turn import Turn
 
+_LEAD = 16  # tokens; more than begin an assistant's turn
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "top_logprobs", "user")
 
 
@@ -30,6 +31,7 @@ class ResponsesWriter(ItemWriter):
         stream = AnswerStream(body, request.prompt, decoder, structured=body.structure is not None)
         super().__init__(body, request, stream, decoder, identity=identity)
         self._body, self._decoder = body, decoder
+        self._lead = list(request.prompt[-_LEAD:])
         self._sequence = 0
 
     def begin(self) -> str:
@@ -46,7 +48,8 @@ class ResponsesWriter(ItemWriter):
     @property
     def turn(self) -> Turn:
         """The request and its whole answer, to be kept."""
-        return Turn(self.whole(), [item.document() for item in self._body.input])
+        items = [item.document() for item in self._body.input]
+        return Turn(self.whole(), items, self._lead, self._choice.whole().token_ids)
 
     def whole(self) -> dict[str, Any]:
         return self._final | {"store": self._body.is_kept}

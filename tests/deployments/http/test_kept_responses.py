@@ -9,15 +9,18 @@ from typing import Any
 import openai
 import pytest
 from fastapi.testclient import TestClient
-from starlette.types import Message
+from starlette.types import Message as AsgiMessage
 
 from actors.coordinator.request import Delta, Request
+from actors.replica.in_process import Engine
 from decoding.errors import UnavailableError
 from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
+from deployments.fields.conversation import Conversation, Message
 from deployments.http.routes import make_api
 from deployments.storage.store import ResponseStore
+from engine.model.page_tables import PAGE_SIZE
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.deployments.scripted import TOOLS, Scripted
 
@@ -203,6 +206,47 @@ def test_an_answer_outlives_its_store(
         assert "Retry-After" in refused.headers
 
 
+def test_a_turns_kv_pages_serve_the_next_turn(
+    engine: Engine, endpoints: dict[str, ServedEndpoint], store: ResponseStore
+) -> None:
+    """The model is random, so its texts are hardly ever tokenized as they were written."""
+    with TestClient(make_api(Service(endpoints, engine.coordinator, store=store))) as http:
+        client = client_of(http, "none")
+        previous, length = None, 0
+        for text in ("Tell me about bread.", "And then?", "Why?"):
+            response: Any = client.responses.create(
+                model="consort", input=text, max_output_tokens=40, previous_response_id=previous, extra_body={"seed": 5}
+            )
+            assert response.usage.input_tokens_details.cached_tokens == (
+                length and (length - 1) // PAGE_SIZE * PAGE_SIZE
+            )
+            previous, length = response.id, response.usage.total_tokens
+        items: list[Any] = list(client.responses.input_items.list(response.id, order="asc"))
+        as_text: Any = client.responses.create(
+            model="consort", input=[item.to_dict() for item in items], max_output_tokens=1, store=False
+        )
+        assert as_text.usage.input_tokens_details.cached_tokens < response.usage.input_tokens_details.cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("lead", "answer"),
+    [
+        ([7, 8], [9, 10]),  # nothing that tokens can be told apart by
+        ([5], []),
+        ([5], [9, 9, 9]),  # another text
+        ([5], [3000]),  # no token
+    ],
+)
+def test_tokens_that_are_not_the_texts_are_not_taken(
+    endpoints: dict[str, ServedEndpoint], lead: list[int], answer: list[int]
+) -> None:
+    encoder = endpoints["consort"].encoder
+    said = [("user", "hi"), ("assistant", "Hello, you."), ("user", "and?")]
+    messages = [Message.model_validate({"role": role, "content": text}) for role, text in said]
+    plain = encoder.conversation(Conversation(messages))
+    assert encoder.conversation(Conversation(messages, written=[(lead, answer)])) == plain
+
+
 class Held(FakeCoordinator):
     """Sends all of an answer but its end."""
 
@@ -226,13 +270,13 @@ def test_a_stream_whose_client_leaves_is_kept_if_it_has_ended(
     async def ask() -> None:
         app, has_left, messages = make_api(Service(endpoints, coordinator, store=store)), asyncio.Event(), [body]
 
-        async def receive() -> Message:
+        async def receive() -> AsgiMessage:
             if messages:
                 return {"type": "http.request", "body": messages.pop()}
             await has_left.wait()
             return {"type": "http.disconnect"}
 
-        async def send(message: Message) -> None:
+        async def send(message: AsgiMessage) -> None:
             text = message.get("body", b"")
             if b"event: response.incomplete" in text or (text and not ends):  # the client gets no more
                 has_left.set()
