@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ _CHAIN = (  # a turn, the one before it, and so on
     "JOIN chain ON turn.id = chain.previous AND turn.owner = chain.owner) "
     "SELECT id, used, document FROM chain ORDER BY depth DESC"
 )
+_TURN = f"SELECT id, used, document FROM consort_responses WHERE {_MINE}"
 _TOUCH = "UPDATE consort_responses SET used = ? WHERE id = ?"
 _DELETE = f"DELETE FROM consort_responses WHERE {_MINE} RETURNING bytes"
 _EXPIRE = "DELETE FROM consort_responses WHERE used < ?"
@@ -93,10 +94,17 @@ class ResponseStore:
 
         continues: the turns count as used now.
         """
+        return await self._read(_CHAIN, [response_id], owner, continues=continues)
+
+    async def turns_of(self, response_ids: Collection[str], *, owner: str) -> list[Turn]:
+        """Return those of the turns that there are. They count as used now."""
+        return await self._read(_TURN, response_ids, owner, continues=True)
+
+    async def _read(self, statement: str, response_ids: Collection[str], owner: str, *, continues: bool) -> list[Turn]:
         now_s = self._clock()
 
         def select(execute: Execute) -> Sequence[str]:
-            rows = execute(_CHAIN, response_id, owner, now_s - self._ttl_s)
+            rows = [row for each in response_ids for row in execute(statement, each, owner, now_s - self._ttl_s)]
             for turn_id, used_s, _ in rows:
                 if continues and used_s < now_s - _TOUCH_S:
                     execute(_TOUCH, now_s, turn_id)

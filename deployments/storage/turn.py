@@ -5,6 +5,11 @@ from typing import Any
 import msgspec
 
 
+def response_id_of(item_id: str) -> str:
+    """Return the id of the response that an item of an output belongs to: it begins the item's own."""
+    return f"resp_{item_id.partition('_')[2][:24]}"
+
+
 class Turn(msgspec.Struct, frozen=True):
     """One request to /v1/responses with its answer. Items are OpenAI's, as JSON."""
 

@@ -13,9 +13,11 @@ import uvicorn
 from actors.coordinator.request import Delta, Request, Statistics
 from actors.wire.messages import Token
 from deployments.configuration.config import TINY_CONFIG, load_config
+from deployments.configuration.responses import ResponsesConfig
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
+from deployments.storage.store import make_store
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 TEMPLATE = """{# <tool_call> <think> #}{{ (tools or []) | tojson }}{% for message in messages -%}
@@ -93,7 +95,8 @@ def main(port: int) -> None:
     served.encoder.tokenizer.chat_template = TEMPLATE
     served.token_decoder.tool_format, served.token_decoder.has_think_tags = "hermes", True
     coordinator: Any = Assistant()
-    uvicorn.run(make_api(Service(endpoints, coordinator)), port=port, log_level="warning")
+    api = make_api(Service(endpoints, coordinator, store=make_store(ResponsesConfig(), 1)))
+    uvicorn.run(api, port=port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -88,6 +88,18 @@ def test_responses(client: Any) -> None:
     assert client.responses.parse(model="consort", input="x", text_format=City).output_parsed.people == 42
 
 
+def test_a_conversation_goes_on_by_its_id(client: Any) -> None:
+    first = client.responses.create(model="consort", input="Hello")
+    second = client.responses.create(model="consort", input=ASK, previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    assert [item.type for item in items] == ["message"] * 3
+    client.responses.delete(first.id)
+    for gone in (first.id, f"resp_{'0' * 24}"):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(gone)
+
+
 def test_responses_stream(client: Any) -> None:
     tool = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
     options = {"model": "consort", "input": ASK, "tools": [tool], "reasoning": {"effort": "high"}}

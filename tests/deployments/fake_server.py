@@ -17,6 +17,7 @@ from deployments.endpoints.service import Service
 from deployments.http.admin_routes import add_scaling_route
 from deployments.http.middleware import log_requests
 from deployments.http.routes import make_api
+from deployments.storage.store import make_store
 from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE
 
@@ -30,7 +31,8 @@ def main(port: int, *secrets: str) -> None:
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
     endpoints["consort"].token_decoder.tool_format = "hermes"
     keys = KeyRing(ApiKey("key", digest_of(secret), admin=True) for secret in secrets)
-    api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8)), keys=keys)
+    store = make_store(config.responses, 1)
+    api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8), store=store), keys=keys)
 
     async def set_replicas(model: str, count: int) -> None:
         """Do nothing."""

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
@@ -14,19 +15,21 @@ from deployments.fields.structures import ResponseFormat
 from deployments.fields.types import Items, JsonObject, Limit, only, without_effect
 from deployments.storage.turn import Turn
 
-ItemType = Literal["message", "function_call", "function_call_output", "reasoning"]
+ItemType = Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"]
 
 _FIELDS: dict[ItemType, set[str]] = {
     "message": {"role", "content"},
     "function_call": {"call_id", "name", "arguments"},
     "function_call_output": {"call_id", "output"},
     "reasoning": {"content"},
+    "item_reference": {"id"},
 }
 _ID_PREFIXES: dict[ItemType, str] = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "item_reference": "",  # which is replaced by its item
 }
 
 
@@ -72,6 +75,8 @@ class Item(StrictModel):
                 raise wrong_field(field, f"has no place in the type {self.type!r}")
             if not given and field in wanted and self.type != "reasoning":  # which may be empty
                 raise wrong_field(field, "is required")
+        if self.id is None and "id" in wanted:
+            raise wrong_field("id", "is required")
         return self
 
     @property
@@ -104,8 +109,12 @@ def _text(parts: Sequence[ItemPart] | None) -> str:
 
 
 def _items_of(turns: Sequence[Turn]) -> list[Item]:
-    items = [item for turn in turns for item in (*turn.input, *turn.output)]
-    return [Item.model_validate(without_nulls(item), context=IgnoredFields()) for item in items]
+    return [kept_item(item) for turn in turns for item in (*turn.input, *turn.output)]
+
+
+def kept_item(document: dict[str, Any]) -> Item:
+    """Return an item of a turn as an input item."""
+    return Item.model_validate(without_nulls(document), context=IgnoredFields())
 
 
 def _as_items(value: object) -> object:
@@ -149,6 +158,15 @@ class ReasoningOptions(StrictModel):
     generate_summary: Annotated[Any, without_effect()] = None
 
 
+@dataclass(slots=True)
+class Memory:
+    """What the server knows beside a request's body."""
+
+    earlier: Sequence[Turn] = ()  # the conversation that the input continues, oldest turn first
+    referenced: Sequence[Turn] = ()  # turns whose items the input names
+    is_kept: bool = False  # whether the answer will be kept
+
+
 class ResponsesRequest(GenerationRequest, FlatToolFields):
     """POST /v1/responses."""
 
@@ -156,7 +174,8 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     default_max_tokens = None
 
     input: Annotated[Items[InputItem], Field(min_length=1), BeforeValidator(_as_items)] = Field(
-        description="A text, or messages, `reasoning`, `function_call`s and `function_call_output`s, oldest first."
+        description="A text, or messages, `reasoning`, `function_call`s, `function_call_output`s and "
+        "`item_reference`s to items of kept answers, oldest first."
     )
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
@@ -184,26 +203,11 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
         None, description="Without effect: an input that is too long is an error."
     )
 
-    _earlier: Sequence[Turn] = PrivateAttr(())
-    _is_kept: bool = PrivateAttr(False)
+    _memory: Memory = PrivateAttr(default_factory=Memory)
 
     @property
-    def earlier(self) -> Sequence[Turn]:
-        """The conversation that the input continues, oldest turn first."""
-        return self._earlier
-
-    @earlier.setter
-    def earlier(self, turns: Sequence[Turn]) -> None:
-        self._earlier = turns
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the answer will be kept."""
-        return self._is_kept
-
-    @is_kept.setter
-    def is_kept(self, is_kept: bool) -> None:
-        self._is_kept = is_kept
+    def memory(self) -> Memory:
+        return self._memory
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
         formats = [self.response_format, self.text.format if self.text else None]
@@ -234,7 +238,8 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
         if self.instructions is not None:
             turns.append({"role": "system", "content": self.instructions})
         reasoning = ""
-        for item in [*_items_of(self._earlier), *self.input]:
+        earlier, referenced = self.memory.earlier, self.memory.referenced
+        for item in [*_items_of(earlier), *self.input]:
             if item.type == "reasoning":
                 reasoning += _text(item.content)
                 continue
@@ -246,7 +251,7 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
                     turns[-1]["reasoning_content"] = reasoning
                 reasoning = ""
         messages = [Message.model_validate(turn) for turn in turns]
-        written = [(turn.lead, turn.tokens) for turn in self._earlier if turn.response["model"] == self.model]
+        written = [(turn.lead, turn.tokens) for turn in (*earlier, *referenced) if turn.response["model"] == self.model]
         return Conversation(messages, self.switches, tools=self.offered_tools, written=written)
 
     @property

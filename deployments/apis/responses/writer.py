@@ -52,7 +52,7 @@ class ResponsesWriter(ItemWriter):
         return Turn(self.whole(), items, self._lead, self._choice.whole().token_ids)
 
     def whole(self) -> dict[str, Any]:
-        return self._final | {"store": self._body.is_kept}
+        return self._final | {"store": self._body.memory.is_kept}
 
     @cached_property
     def _final(self) -> dict[str, Any]:
@@ -74,11 +74,11 @@ class ResponsesWriter(ItemWriter):
         index = len(self._items)
         match event:
             case Text():
-                return _Message(index, self._token_fields)
+                return _Message(index, self._identity, self._token_fields)
             case Reasoning():
-                return _Thinking(index)
+                return _Thinking(index, self._identity)
             case Call():
-                return _FunctionCall(index, event)
+                return _FunctionCall(index, self._identity, event)
 
     def _end(self, status: Status) -> Sequence[ItemEvent]:
         """End the last item. An answer without items gets an empty message, and late tokens join a message."""
@@ -108,7 +108,7 @@ class ResponsesWriter(ItemWriter):
             **body.model_dump(include={*_ECHOED}),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "store": body.is_kept,
+            "store": body.memory.is_kept,
             "text": {"format": text_format.model_dump(by_alias=True) if text_format else {"type": "text"}},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice.flat,
             "tools": [tool.model_dump() for tool in body.tools or ()],
@@ -128,9 +128,9 @@ class ResponsesWriter(ItemWriter):
 class _Item(Item):
     prefix: ClassVar[str]  # of its id
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, identity: AnswerIdentity) -> None:
         super().__init__(index)
-        self.id = f"{self.prefix}_{secrets.token_hex(24)}"
+        self.id = f"{self.prefix}_{identity.answer_id}{secrets.token_hex(12)}"
         self._status: Status = "in_progress"
 
     def begin(self) -> Sequence[ItemEvent]:
@@ -150,9 +150,9 @@ class _Item(Item):
 class _Message(_Item):
     content, prefix = Text, "msg"
 
-    def __init__(self, index: int, token_fields: Callable[[Part], dict[str, Any]]) -> None:
+    def __init__(self, index: int, identity: AnswerIdentity, token_fields: Callable[[Part], dict[str, Any]]) -> None:
         """token_fields: function that gives the fields about a part's tokens, such as `logprobs`."""
-        super().__init__(index)
+        super().__init__(index, identity)
         self._token_fields = token_fields
         self._parts: list[Part] = []
         self._final_content: dict[str, Any] | None = None
@@ -207,8 +207,8 @@ class _Thinking(_Item):
 class _FunctionCall(_Item):
     content, prefix = Arguments, "fc"
 
-    def __init__(self, index: int, call: Call) -> None:
-        super().__init__(index)
+    def __init__(self, index: int, identity: AnswerIdentity, call: Call) -> None:
+        super().__init__(index, identity)
         self._call = call
 
     def add(self, part: Part) -> Sequence[ItemEvent]:

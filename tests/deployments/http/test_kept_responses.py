@@ -20,7 +20,7 @@ from deployments.endpoints.service import Service
 from deployments.fields.conversation import Conversation, Message
 from deployments.http.routes import make_api
 from deployments.storage.store import ResponseStore
-from engine.model.page_tables import PAGE_SIZE
+from engine.model.page_allocator import PAGE_SIZE
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 from tests.deployments.scripted import TOOLS, Scripted
 
@@ -165,6 +165,28 @@ def test_calls_of_tools_are_kept(with_tools: dict[str, ServedEndpoint], store: R
         assert (items[3].call_id, items[3].output[0].text) == (call.call_id, "sunny")
 
 
+def test_items_can_be_named_instead_of_sent(with_tools: dict[str, ServedEndpoint], store: ResponseStore) -> None:
+    """As the AI SDK does: all items of the conversation, and those of earlier outputs by their ids."""
+    coordinator: Any = Scripted()
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+    with TestClient(make_api(Service(with_tools, coordinator, store=store), keys=KEYS)) as http:
+        client = client_of(http, "e")
+        first = client.responses.create(model="consort", input="Weather?", tools=tools)
+        call: Any = first.output[1]
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        asked = {"role": "user", "content": "Weather?"}
+        named: Any = [asked, *({"type": "item_reference", "id": item.id} for item in first.output), result]
+        whole: Any = [asked, *first.output, result]
+        for items in (named, whole):
+            client.responses.create(model="consort", input=items, tools=tools)
+        assert coordinator.requests[-1].prompt == coordinator.requests[-2].prompt
+        for secret, item in (("b", call.id), ("e", "msg_1"), ("e", call.id[:-1])):
+            reference: Any = {"type": "item_reference", "id": item}
+            with pytest.raises(openai.NotFoundError) as refused:
+                client_of(http, secret).responses.create(model="consort", input=[reference])
+            assert refused.value.param == "input"
+
+
 def test_what_shall_not_be_kept_is_not(client: openai.OpenAI, store: ResponseStore) -> None:
     response: Any = client.responses.create(**ASKED, input="hi", store=False)
     assert (response.store, store.turns) == (False, 0)
@@ -180,6 +202,8 @@ def test_a_server_that_keeps_nothing_says_so(fake: TestClient) -> None:
     assert refused.status_code == 400
     assert "responses.store" in refused.json()["error"]["message"]
     assert fake.get(f"/v1/responses/{reply.json()['id']}").status_code == 404
+    named = fake.post("/v1/responses", json={**body, "input": [{"type": "item_reference", "id": "msg_1"}]})
+    assert (named.status_code, named.json()["error"]["param"]) == (400, "input")
 
 
 @pytest.mark.parametrize("stream", [False, True])

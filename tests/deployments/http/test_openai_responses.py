@@ -97,7 +97,7 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
         ({"tools": [{**FUNCTION, "type": "functon", "parameters": {}}]}, "tools.0.type"),
         ({"tools": [{"type": "web_search"}], "strict": True}, "tools.0.name"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference"}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference"}]}, "input.0.id"),
         ({"input": [{"type": "function_call"}]}, "input.0.call_id"),
         ({"input": [{"role": "user", "content": "x", "output": "y"}]}, "input.0.output"),
         ({"tool_choice": "required"}, "tool_choice"),
