@@ -160,12 +160,12 @@ def test_a_conversation_with_nothing_to_leave_out(fake: TestClient, fields: Any,
     assert chat(fake, USER, **fields).json()["error"]["message"].startswith(message)
 
 
-@pytest.mark.parametrize("place", ["template", "message"])
-def test_documents_are_read_and_left_out(coordinator: Any, place: str) -> None:
+@pytest.mark.parametrize("source", ["template", "message"])
+def test_documents_are_read_and_left_out(coordinator: Any, source: str) -> None:
     """Context-aware decoding: (1 + s) · with documents − s · without (Shi et al., arXiv 2305.14739)."""
     served = serve()
     tokenizer = served["consort"].encoder.tokenizer
-    if place == "template":
+    if source == "template":
         tokenizer.chat_template = "{% for d in documents or [] %}<{{ d.title }}>{{ d.text }}{% endfor %}" + TEMPLATE
         expected = "<sea>It is cold." + tokenizer.apply_chat_template([USER], tokenize=False)
     else:
