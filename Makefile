@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-llama bench-peers models test test-fast coverage test-cluster test-slow test-families lint types format chaos chaos-serve soak
+.PHONY: audit fuzz-http test-chart test-clients help install demo serve bench bench-serve bench-llama bench-peers models test test-fast coverage test-cluster test-slow test-families lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,10 @@ test-cluster: install ## bring whole clusters up, on several machines inside thi
 	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py tests/cluster/test_head.py $(ARGS)
 
 # The clients have environments of their own; the servers run in ours, or at CONSORT_URL and CONSORT_DEFAULT_URL.
+test-chart: install ## render the Helm chart with Helm's own library, and check what it makes
+	test -d .bench/helm || $(BIN)/python -m pip install --target .bench/helm helm-python-sdk==0.2.2
+	PYTHONPATH=.bench/helm $(BIN)/python -m pytest tests/cluster/test_chart.py $(ARGS)
+
 test-clients: install .bench/clients/.installed .bench/javascript/.installed ## run the suites of clients and frameworks (tests/clients)
 	CONSORT_PYTHON=$(abspath $(BIN)/python) .bench/clients/bin/python -m pytest -c /dev/null --rootdir=. \
 		--confcutdir=tests/clients -p no:cacheprovider tests/clients $(ARGS)
