@@ -30,6 +30,7 @@ from deployments.configuration.config import ServerConfig
 from deployments.endpoints.endpoint import ServedEndpoint, find_endpoint
 from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.templates import PromptTemplates
+from deployments.endpoints.weights import RunTimeWeights
 from deployments.fields.strict import problem_of
 from engine.model.runner import Runner
 
@@ -80,6 +81,10 @@ class InProcessEndpoint:
             {model: (role, loaded[model][0]) for model, role in config.roles().items()},
             own_options={model: options for model, (_, options) in loaded.items()},
         )
+        self._target = config.endpoints[name].target
+        self._replaceable = {
+            model: partial(config.models[model].spec, model) for model in loaded if loaded[model][1].weights
+        }
         self._engine.__enter__()
         self._is_open = True
         while not loaded.keys() <= self._engine.coordinator.models():  # it discovers them in its own thread
@@ -97,6 +102,13 @@ class InProcessEndpoint:
         if not self._is_open:
             raise UnavailableError("this model was closed")
         self._engine.check()
+
+    def load_weights(self, path: str) -> str:
+        """Replace the target's weights, and return their version. Errors as in `RunTimeWeights.load`."""
+        self._check()
+        load = RunTimeWeights(self._engine.coordinator, self._replaceable).load
+        with ThreadPoolExecutor(1) as waiting:  # as below
+            return waiting.submit(asyncio.run, load(self._target, path)).result()
 
     def answer(self, route: Route, bodies: Sequence[Body]) -> list[dict[str, Any]]:
         """Answer bodies together; raises InvalidRequestError before any of them begins."""
@@ -222,6 +234,7 @@ def _replica_spec(model: str, role: Role, config: ServerConfig) -> ReplicaSpec:
         colocated=next((drafter.spec(name) for name, drafter in colocated.items()), None),
         heads=config.heads_of(model),
         corpus=config.corpus_of(model),
+        weights_at_run_time=config.models[model].weights_at_run_time,
     )
 
 

@@ -27,6 +27,7 @@ class ModelOptions(TypedDict, total=False):
     adapter: str | None
     adapters: dict[str, str]
     max_adapter_rank: int
+    weights_at_run_time: bool  # for `load_weights`
     chat_template: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     quantization: Literal["int4", "int8", "nf4"] | None
@@ -102,6 +103,18 @@ class LocalModel:
 
             self._endpoint = InProcessEndpoint(config, name)
         self._finalizer = weakref.finalize(self, self._endpoint.close)  # at the process's end at the latest
+
+    def load_weights(self, path: str | Path) -> str:
+        """Replace the model's weights by those of a checkpoint of the same architecture, and return their version.
+
+        Requests in progress end with the weights that they have. An error leaves the present ones in place.
+
+        path: a folder or a .gguf file.
+
+        Raises:
+            InvalidRequestError: the checkpoint does not fit the model, or can't be loaded.
+        """
+        return self._endpoint.load_weights(str(Path(path).absolute()))
 
     def close(self) -> None:
         """End the model's threads. Requests in progress fail."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from actors.coordinator.replica_table import Prefix, prefixes_of
 from actors.coordinator.request import Criterion, Delta, Request, Statistics, Timeline
-from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, ReplicaAddress, Token
+from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, ReplicaAddress, Token, Weights
 from decoding.beams.hypothesis import Hypothesis
 from decoding.errors import InvalidRequestError
 from decoding.sampling.logprobs import TokenLogprobs
@@ -100,8 +100,12 @@ class TextStream:
 class ActiveRequest:
     """A request in progress: its committed tokens, its replicas, and its text."""
 
-    def __init__(self, request: Request, sink: Callable[[Delta], None], now_s: float) -> None:
+    def __init__(
+        self, request: Request, sink: Callable[[Delta], None], now_s: float, weights: Weights | None = None
+    ) -> None:
+        """weights: that the target is to run with; None: it has no others."""
         self.request = request
+        self.weights = weights
         self.sink = sink
         self._timeline = request.timeline or Timeline()
         self.tokens = list(request.prompt)
@@ -113,11 +117,31 @@ class ActiveRequest:
         self.admission = 0  # number of times it was released from its target
         self.began_s = self.unassigned_since_s = now_s
 
+    def restart(self, weights: Weights | None) -> Delta | None:
+        """Begin the text anew with other weights. Return what takes back the deltas so far, if there are any."""
+        self.weights = weights
+        for name in ("prefixes", "_text_stream"):
+            self.__dict__.pop(name, None)
+        if self.statistics == Statistics():
+            return None
+        self.tokens, self.statistics = list(self.request.prompt), Statistics()
+        return Delta("", (), self.statistics, restarts=True)
+
+    def needs(self, version: str) -> bool:
+        """Whether the target must run with this version of its weights."""
+        return self.weights is not None and self.weights.version == version
+
+    @property
+    def salt(self) -> str:
+        """Only texts with the same salt share pages, states and a corpus: those of the same weights and client."""
+        weights = self.weights or Weights()
+        return ("" if weights == Weights() else f"weights {weights.version} ") + self.request.cache_salt
+
     @cached_property
     def prefixes(self) -> Sequence[Prefix]:
         adapter = self.request.endpoint.adapter
         version = "" if adapter is None else f"adapter {adapter.version} "  # as in the replicas' rows
-        return prefixes_of(self.request.prompt, version + self.request.cache_salt)
+        return prefixes_of(self.request.prompt, version + self.salt)
 
     @cached_property
     def _text_stream(self) -> TextStream:
@@ -187,7 +211,8 @@ class ActiveRequest:
             target=target,
             attached_drafter=self.drafter,
             admission=self.admission,
-            cache_salt=request.cache_salt,
+            cache_salt=self.salt,
+            weights=self.weights or Weights(),
             prompt_positions=request.prompt_positions,
             adapter=request.endpoint.adapter,
             arrived_at_s=request.arrived_at_s,

@@ -36,10 +36,11 @@ class Dispatch:
         """Assign a target, the members and, if wanted, a drafter. Do nothing if a required model has no replica."""
         request_id, endpoint = active.request.request_id, active.request.endpoint
         prefixes = active.prefixes
+        version = None if active.weights is None else active.weights.version
         members = [self._member(term, prefixes) for term in active.request.members]
         if not _have_quorum(active, members):
             return
-        active.target = self._replica_table.assign(endpoint.target, request_id, prefixes)
+        active.target = self._replica_table.assign(endpoint.target, request_id, prefixes, version)
         if active.target is None:
             return
         active.members = members
@@ -94,11 +95,12 @@ class Dispatch:
     def _leave(self, active: ActiveRequest, names: Iterable[str], now_s: float) -> None:
         """Assign a new target. That counts as a loss unless all these replicas are only withdrawn."""
         if all(self._replica_table.leaves_alive(name, now_s) for name in names):
-            self._assign_again(active, now_s)
+            self.move(active, now_s)
         else:
             self.replace_target(active, now_s)
 
-    def _assign_again(self, active: ActiveRequest, now_s: float) -> None:
+    def move(self, active: ActiveRequest, now_s: float) -> None:
+        """Assign a target again, which may be another one."""
         self.release(active, now_s)
         self.assign(active)
 
@@ -165,7 +167,7 @@ class Dispatch:
             for request_id in self._replica_table.waiting_requests_to_move(model):
                 active = self._active[request_id]
                 if active.request.endpoint.target == model:  # else the model only drafts for it
-                    self._assign_again(active, now_s)
+                    self.move(active, now_s)
 
     def _move(self, active: ActiveRequest, name: str, now_s: float) -> None:
         request_id, drafter = active.request.request_id, active.request.endpoint.drafter
@@ -201,7 +203,7 @@ class Dispatch:
 
     def remember(self, active: ActiveRequest) -> None:
         """Send a finished text to all replicas of its target that keep a corpus."""
-        endpoint, salt = active.request.endpoint, active.request.cache_salt
+        endpoint, salt = active.request.endpoint, active.salt
         if endpoint.corpus and active.request.prompt_positions is None:  # a shortened prompt is nobody's text
             for address, _ in self._replica_table.reports():
                 if address.model == endpoint.target:
@@ -211,7 +213,8 @@ class Dispatch:
         """Admit the request to its drafter, which rests until an Advance if the target wants no drafts now."""
         if active.target is not None and active.drafter is not None:
             admit = active.admit(self._replica_table.address(active.target))
-            admit = replace(admit, drafts_only=True, adapter=admit.adapter and admit.adapter.drafter)
+            own = {"adapter": admit.adapter and admit.adapter.drafter, "cache_salt": active.request.cache_salt}
+            admit = replace(admit, drafts_only=True, **own)
             wanted = self._replica_table.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
 

@@ -7,13 +7,16 @@ import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.dispatch import Dispatch
 from actors.coordinator.replica_table import HANG_S, ReplicaTable
 from actors.coordinator.request import Delta, Request
+from actors.coordinator.weights import CurrentWeights
 from actors.wire.link import Link, Outbox
 from actors.wire.messages import (
     Beams,
@@ -25,6 +28,7 @@ from actors.wire.messages import (
     PromptAttention,
     ReplicaAddress,
     Report,
+    Weights,
 )
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
@@ -45,6 +49,7 @@ class Coordinator:
         max_unassigned_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
         on_step: Callable[[str, int], None] | None = None,
+        replaceable: Collection[str] = (),
     ) -> None:
         """
         max_requests: limit of requests in progress or waiting; more are refused.
@@ -53,6 +58,7 @@ class Coordinator:
         clock: seconds; replaced in tests.
         on_step: called in the loop's thread with an endpoint and the tokens that a step of its target took, prompts
             included.
+        replaceable: models whose weights may be replaced.
         """
         self._link = link
         self._outbox = Outbox(link)
@@ -64,6 +70,7 @@ class Coordinator:
         self._replica_starts: Counter[str] = Counter()
         self._active: dict[int, ActiveRequest] = {}
         self._dispatch = Dispatch(self._replica_table, self._outbox, self._active, self._fail)
+        self._weights = CurrentWeights(replaceable, self._replica_table, self._outbox, self._dispatch, self._send_delta)
         self._steps = StepTally(on_step)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ticked_at_s = self._heartbeat_at_s = 0.0
@@ -95,6 +102,19 @@ class Coordinator:
         listed = {address.name: address for address in addresses}
         healthy_names = set(listed if healthy is None else healthy)
         self._run_in_loop(lambda: self._set_replicas(listed, healthy_names))
+
+    def set_weights(self, model: str, weights: Weights, *, recompute: bool = False) -> None:
+        """Let requests of a target run with these weights from now on, or a drafter.
+
+        Requests that have begun to write end with the weights that they have. recompute: those that aren't streamed
+        begin anew.
+        """
+        change = partial(self._weights.set, model, weights, recompute=recompute)
+        self._run_in_loop(lambda: change(active=list(self._active.values()), now_s=self._clock()))
+
+    def weights(self, model: str) -> Weights | None:
+        """Return the weights with which requests to a model begin; None: it has no others."""
+        return self._weights.by_model.get(model)
 
     @property
     def malformed(self) -> int:
@@ -214,13 +234,14 @@ class Coordinator:
 
     def _send_delta(self, active: ActiveRequest, delta: Delta) -> None:
         try:
-            active.sink(delta)
+            active.sink(delta if active.weights is None else replace(delta, weights=active.weights.version))
         except Exception:  # must not end the other requests
             _log.exception("request %d ends, because its client failed", active.request.request_id)
             self._end(active.request.request_id)
 
     def _reconcile(self, name: str, report: Report) -> None:
         """Correct what a replica works on after lost messages, which two reports in a row must show."""
+        self._weights.reconcile(name, report, self._active, self._clock())
         strays, lost = self._replica_table.find_discrepancies(name, report)
         for request_id in strays:
             self._outbox.put(name, Cancel(request_id))
@@ -241,7 +262,7 @@ class Coordinator:
         self._dispatch.detach_drafter(active)
 
     def _begin(self, request: Request, sink: Callable[[Delta], None]) -> None:
-        active = ActiveRequest(request, sink, self._clock())
+        active = ActiveRequest(request, sink, self._clock(), self.weights(request.endpoint.target))
         if request.request_id in self._active:
             error = InvalidRequestError(f"request {request.request_id} is in progress already", field="request_id")
             self._send_delta(active, Delta("", (), active.statistics, error=error))

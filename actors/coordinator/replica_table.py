@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from actors.wire.messages import ReplicaAddress, Report
+from actors.wire.messages import ReplicaAddress, Report, WeightsState
 
 _PREFIX_STEP = 16  # tokens: KV caches share whole pages of this size
 _MAX_PREFIXES = 32768  # that a table remembers, in about 5 MiB
@@ -101,6 +101,10 @@ class _Replica:
         return max(0, self.report.capacity - self.load) if self.report else 0
 
     @property
+    def weights(self) -> WeightsState:
+        return WeightsState() if self.report is None else self.report.weights
+
+    @property
     def is_full(self) -> bool:
         return self.report is not None and not self.free_slots
 
@@ -149,37 +153,50 @@ class ReplicaTable:
     def remove(self, name: str) -> set[int]:
         return self._replicas.pop(name).request_ids
 
-    def assign(self, model: str, request_id: int, prefixes: Sequence[Prefix] = ()) -> str | None:
+    def model(self, name: str) -> str | None:
+        """Return the model of a replica; None: there is none."""
+        return self._replicas[name].model if name in self._replicas else None
+
+    def assign(
+        self, model: str, request_id: int, prefixes: Sequence[Prefix] = (), version: str | None = None
+    ) -> str | None:
         """Assign a request to the best replica of the model. Return its name; None if there is no replica.
 
         prefixes: of its prompt; none: only the loads count.
+        version: of the weights that it needs; None: any.
         """
-        address = self.choose(model, prefixes)
+        address = self.choose(model, prefixes, version)
         if address is None:
             return None
         self._replicas[address.name].add(request_id)
         return address.name
 
-    def choose(self, model: str, prefixes: Sequence[Prefix] = ()) -> ReplicaAddress | None:
+    def choose(self, model: str, prefixes: Sequence[Prefix] = (), version: str | None = None) -> ReplicaAddress | None:
         """Return the replica that has read most of the prompt, of those with room; of equals, the least loaded one.
 
         A replica has room if it is not full and has at most the mean load, or up to _MAX_OVERLOAD times the mean if it
         has read a long prefix. Rendezvous hashing of the first page breaks ties, so independent coordinators agree
-        (Thaler and Ravishankar, 1998). A replica that seems to hang is the last resort.
+        (Thaler and Ravishankar, 1998). A replica that seems to hang is the last resort. One with other weights comes
+        after those with the request's, and one that could not load these is none.
         """
-        candidates = [replica for replica in self._replicas.values() if replica.model == model and not replica.leaving]
+        candidates = [
+            replica
+            for replica in self._replicas.values()
+            if replica.model == model and not replica.leaving and (version is None or replica.weights.unfit != version)
+        ]
         if not candidates:
             return None
         available = [replica for replica in candidates if replica.is_available] or candidates
         mean = (sum(replica.load for replica in available) + 1) / len(available)
         matched = self._prefixes.match(prefixes)
 
-        def rank(replica: _Replica) -> tuple[bool, bool, bool, int, int, bytes]:
+        def rank(replica: _Replica) -> tuple[bool, bool, bool, bool, int, int, bytes]:
             name, tokens = replica.address.name, matched.get(replica.address.name, 0)
             limit = math.ceil(mean) if tokens < _MIN_PREFIX else max(2, math.ceil(_MAX_OVERLOAD * mean))
             exceeds = replica.load >= limit
             weight = blake2b(f"{prefixes[0].key} {name}".encode(), digest_size=8).digest() if prefixes else b""
-            return (replica.suspected, replica.is_full, exceeds, -tokens, replica.load, weight)
+            differs = version is not None and replica.weights.present.version != version
+            return (replica.suspected, replica.is_full, exceeds, differs, -tokens, replica.load, weight)
 
         best = min(candidates, key=rank).address
         self._prefixes.record(prefixes, best.name, self._replicas)

@@ -121,6 +121,7 @@ class Request:
     beams: BeamOptions | None = None  # run a beam search
     timeline: Timeline | None = None  # filled in by the coordinator
     cache_salt: str = ""  # cached text is shared only with requests of the same salt
+    streamed: bool = True  # whether what is committed may have been seen, so that it can't be computed anew
     may_cache: bool = True  # whether its whole answer may be cached
     prompt_positions: PromptPositions | None = None  # of a shortened prompt; None: the prompt is whole
     prompt_attention: list[float] = field(default_factory=list)  # filled in by the coordinator, if `params` want it
@@ -232,6 +233,8 @@ class Delta:
     stop_reason: str | int | None = None  # the stop string, stop token or criterion that ended the answer
     error: ConsortError | None = None
     score: float | None = None  # of a beam search
+    restarts: bool = False  # whether it takes back all deltas before it, for the text is computed anew
+    weights: str | None = None  # version that the target runs with; None: it is always the same
     others: "Sequence[Delta]" = ()  # further answers of the beam search, best first
 
     @property

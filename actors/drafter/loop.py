@@ -27,8 +27,19 @@ from actors.loops.row import GrammarJobs, RowKey
 from actors.loops.row_table import PREPARING_S, RowTable
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
+from actors.loops.weights import WeightsSwitch
 from actors.wire.link import Link
-from actors.wire.messages import Adapter, Admit, Advance, Message, Offer, ReplicaAddress, Report, ResendRequest
+from actors.wire.messages import (
+    Adapter,
+    Admit,
+    Advance,
+    Message,
+    Offer,
+    ReplicaAddress,
+    Report,
+    ResendRequest,
+    SetWeights,
+)
 from decoding.drafts.choices import RANKS, DraftChoice, RankCalibration
 from decoding.drafts.verification import distributions, draw
 from decoding.errors import ConfigError, UnavailableError
@@ -85,6 +96,8 @@ class Drafter:
         self._mailbox = Mailbox(link, self._rows, self.times)
         chunk = min(options.prefill_chunk, runner.max_query)
         self._scheduler = Scheduler(self._rows, self.times, self._give_back, prefill_chunk=chunk)
+        own = options.weights if options.weights is not None and options.weights.runner is runner else None
+        self._weights = WeightsSwitch(self._rows, own, self._mailbox.report_soon, at_once=True)
         self._texts = TextTables()
         self._structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
@@ -118,6 +131,7 @@ class Drafter:
         """
         for peer, message in self._mailbox.receive(self.timeout_s()):
             self._handle(peer, message)
+        self._weights.turn()
         for row, error in self._rows.make_ready():
             self._give_back(row, error)
         for row, error in self._adapters.make_ready():
@@ -137,6 +151,12 @@ class Drafter:
         if self._due():
             return 0.0
         return PREPARING_S if self._rows.is_preparing else REPORT_PERIOD_S
+
+    def forget_texts(self) -> None:
+        """Compute all texts anew, because the weights have changed."""
+        for row in list(self._rows):
+            self._rows.preempt(row)
+        self._runner.cache.forget_texts()
 
     def _due(self) -> list[DrafterRow]:
         """Return the rows that have something to run. There are alternatives only while no row is late."""
@@ -214,6 +234,8 @@ class Drafter:
                         self._handle(target, early)
                 except Exception as error:  # a tokenizer's fault, for example, must not end other requests
                     self._mailbox.fail((peer, message.request_id), message.admission, error)
+            case SetWeights(weights):
+                self._weights.want(weights)
             case Report():
                 pass  # from a target
             case _:

@@ -77,6 +77,10 @@ class Mailbox(Generic[R]):
             reason = f"{type(error).__name__}: {error}"
         self.put(peer, Failed(request_id, reason, field, admission, invitation))
 
+    def report_soon(self) -> None:
+        """Report at the end of this turn."""
+        self._reported_at_s = min(self._reported_at_s, self._clock() - REPORT_PERIOD_S)
+
     def flush(self) -> None:
         self._outbox.flush()
 

@@ -9,6 +9,7 @@ from decoding.drafts.options import CorpusOptions
 from decoding.tokenizers.draft_mapping import DraftMapping
 from decoding.tokenizers.logits_mapping import LogitsMapping
 from engine.heads.proposer import HeadProposer
+from engine.loading.new_weights import ReplaceableWeights
 from engine.model.runner import Runner
 
 
@@ -23,5 +24,6 @@ class LoopOptions:
     heads: HeadProposer | None = None  # on a target's hidden states, which its runner keeps
     corpus: CorpusOptions | None = None  # of the texts that a target's requests draft from
     adaptation: Adaptation | None = None  # of a drafter that answers no requests
+    weights: ReplaceableWeights | None = None  # of the loop's own model; None: they stay
     draft_mappings: Mapping[str, DraftMapping] = field(default_factory=dict)  # by target with another tokenizer
     logits_mappings: Mapping[str, LogitsMapping] = field(default_factory=dict)  # by leader with another tokenizer

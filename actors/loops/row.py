@@ -33,6 +33,7 @@ class Row:
         self.slots_needed = 1
         self.more_slots: list[int] = []  # beside those of `texts`, if more are needed
         self.arrived_at_s = admit.arrived_at_s
+        self.weights = admit.weights
         self.has_lent = False  # whether it gave its slots to a row that returns them
         self.entered = False  # whether it has had its slots by right, not only because those before it could not enter
         self.cache_salt = admit.cache_salt  # pages are shared only with rows of the same salt

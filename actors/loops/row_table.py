@@ -3,6 +3,7 @@
 Rows take over pages that others have computed, before they enter and while their own prompt is computed.
 """
 
+import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from operator import attrgetter
 from typing import Generic
 
 from actors.loops.row import R, Row, RowKey
-from actors.wire.messages import AdaptationState, Report
+from actors.wire.messages import AdaptationState, Report, Weights, WeightsState
 from engine.model.page_allocator import PageKeys
 from engine.model.page_tables import PageTables
 
@@ -37,6 +38,8 @@ class RowTable(Generic[R]):
         self.in_trial = False  # whether `drafting` was set for a trial only
         self.speculation_gain = 1.0  # as in Report
         self.adaptation: AdaptationState | None = None  # as in Report
+        self.weights = WeightsState()  # as in Report
+        self.by_weights = False  # whether rows run with the weights of their admissions only
 
     def __iter__(self) -> Iterator[R]:
         return iter(self._active.values())
@@ -89,7 +92,13 @@ class RowTable(Generic[R]):
             self._cache.allocator.shared,
             self.adaptation,
             sum(row.key[0] == peer for row in waiting),
+            weights=self.weights,
         )
+
+    def first_weights(self) -> Weights | None:
+        """Return the weights of the first row that waits, of those that can be loaded; None: no row waits."""
+        rows = [row for row in self._waiting.values() if row.weights.version != self.weights.unfit]
+        return min(rows, key=attrgetter("precedence")).weights if rows else None
 
     def _divide(self) -> tuple[list[R], list[R]]:
         """Return the rows that are being prepared, and those that wait for a slot or for pages."""
@@ -215,7 +224,7 @@ class RowTable(Generic[R]):
         yielding = [row for row in self._active.values() if row.may_yield] if preempt and self._waiting else []
         if not self._waiting or not (self._cache.free or yielding):
             return
-        waiting = self._divide()[1]
+        waiting = self._of_present_weights(self._divide()[1])
         lenders = [row.precedence for row in (*waiting, *self._active.values()) if row.lends]
         first_lender = min(lenders, default=None)
         passed = 0
@@ -230,6 +239,15 @@ class RowTable(Generic[R]):
                 return
             else:
                 passed += 1
+
+    def _of_present_weights(self, rows: list[R]) -> list[R]:
+        """Return the rows that run with the present weights, up to the first row that waits for others."""
+        if not self.by_weights:
+            return rows
+        known = self.weights.present.version, self.weights.unfit
+        others = [row.precedence for row in self._waiting.values() if row.weights.version not in known]
+        first = min(others, default=(True, math.inf, 0))
+        return [row for row in rows if row.weights.version == known[0] and row.precedence < first]
 
     def _enter(self, row: R) -> None:
         del self._waiting[row.key]

@@ -6,7 +6,7 @@ For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 import math
 import queue
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -42,14 +42,16 @@ class Engine:
         """
         exchange = LocalExchange()
         link = wrap_link(exchange.join("coordinator"))
-        self.coordinator = Coordinator(link, max_requests=sys.maxsize, max_silence_s=math.inf)
+        own_options = own_options or {}
+        all_options = {name: own_options.get(name, options) for name in replicas}
+        replaceable = {name.partition("#")[0] for name, each in all_options.items() if each.weights is not None}
+        self.coordinator = Coordinator(link, max_requests=sys.maxsize, max_silence_s=math.inf, replaceable=replaceable)
         self.loops: dict[str, Loop] = {}
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = wrap_link(exchange.join(name))
-            own = (own_options or {}).get(name, options)
             with ThreadPoolExecutor(1) as making:  # it runs the model: as in `LoopThread`, but the thread ends
-                self.loops[name] = making.submit(make_loop, role, runner, replica_link, own).result()
+                self.loops[name] = making.submit(make_loop, role, runner, replica_link, all_options[name]).result()
             prepare = partial(use_own_stream, runner.device)
             self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake, prepare))
         self._alive = set(replicas)
@@ -111,10 +113,20 @@ def generate(coordinator: Coordinator, requests: Sequence[Request], check: Calla
     try:
         for request, deltas in zip(requests, queues, strict=True):
             coordinator.submit(request, deltas.put)
-        return [list(_until_finished(deltas, check)) for deltas in queues]
+        return [_after_restart(_until_finished(deltas, check)) for deltas in queues]
     finally:
         for request, deltas in zip(requests, queues, strict=True):
             coordinator.cancel(request.request_id, deltas.put)
+
+
+def _after_restart(deltas: Iterable[Delta]) -> list[Delta]:
+    """Return the deltas that were not taken back."""
+    kept: list[Delta] = []
+    for delta in deltas:
+        kept.append(delta)
+        if delta.restarts:
+            kept.clear()
+    return kept
 
 
 def _until_finished(deltas: queue.SimpleQueue[Delta], check: Callable[[], None]) -> Iterator[Delta]:

@@ -16,7 +16,8 @@ from engine.heads.proposer import HeadProposer
 from engine.heads.spec import HeadsSpec
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.host import stages
-from engine.loading.runners import load_pair, load_runner, load_with_heads, publish_weights
+from engine.loading.new_weights import ReplaceableWeights, publish_weights
+from engine.loading.runners import load_pair, load_runner, load_with_heads
 from engine.loading.settings import load_tokenizer
 from engine.loading.tensor_parallel import Rank
 from engine.loading.token_mappings import load_draft_mappings, load_logits_mappings
@@ -55,6 +56,7 @@ class ReplicaSpec:
     colocated: ModelSpec | None = None  # the drafter in a target's thread
     heads: HeadsSpec | None = None  # on a target's hidden states; not with a tensor-parallel group
     corpus: CorpusOptions | None = None  # for the texts of a target
+    weights_at_run_time: bool = False  # whether other weights of the model may be loaded later
     adaptation: AdaptationOptions | None = None  # of a model that is a drafter only, on one device
     rank: Rank | None = None  # rank 0 of a tensor-parallel group, whose other ranks run elsewhere
 
@@ -82,6 +84,7 @@ def load_replica(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
         colocated=drafter,
         heads=heads,
         corpus=spec.corpus,
+        weights=ReplaceableWeights(runner, model) if spec.weights_at_run_time else None,
         adaptation=None if spec.adaptation is None else make_adaptation(spec.adaptation, runner, model),
         draft_mappings=load_draft_mappings(colocated or model, spec.targets if colocated is None else [model]),
         logits_mappings=load_logits_mappings(model, spec.leaders),
@@ -119,7 +122,8 @@ class Replica:
         prefill_s = _estimate_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
         self._adaptation = options.adaptation
         # A turn that publishes new weights loads them.
-        self._thread.usual_turn_s = prefill_s if self._adaptation is None else max(prefill_s, loaded_s)
+        replaces = self._adaptation is not None or options.weights is not None
+        self._thread.usual_turn_s = max(prefill_s, loaded_s) if replaces else prefill_s
         self._loop = make_loop(spec.role, runner, self._link, options)
 
     @property

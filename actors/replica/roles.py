@@ -34,6 +34,7 @@ class SharedWeightsLoop:
         )
         self._target = Target(runner, self._target_link, options)
         self._drafter = Drafter(drafter_runner, self._drafter_link, options)
+        self._weights_version = self._target.weights_version
 
     @property
     def times(self) -> LoopTimes:
@@ -45,6 +46,9 @@ class SharedWeightsLoop:
 
     def turn(self) -> None:
         self._target.turn()
+        if self._target.weights_version != self._weights_version:
+            self._weights_version = self._target.weights_version
+            self._drafter.forget_texts()
         self._drafter.turn()
 
     def _receive_for_target(self, timeout_s: float) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -32,7 +32,9 @@ from actors.wire.messages import (
     Remember,
     Report,
     ResendRequest,
+    SetWeights,
     Token,
+    Weights,
 )
 from decoding.beams.options import BeamOptions
 from decoding.errors import InvalidRequestError, UnavailableError
@@ -57,12 +59,13 @@ class TargetInbox:
         adapters: AdapterTable[ServedRow],
         leader: EnsembleLeader,
         logits_mappings: Mapping[str, LogitsMapping],
+        want_weights: Callable[[Weights], None],
     ) -> None:
         """logits_mappings: for each leader with another tokenizer, by its name."""
         self._rows, self._mailbox, self._runner = rows, mailbox, runner
         self._policy, self._drafters, self._lookup = policy, drafters, lookup
         self._structures, self._adapters, self._leader = structures, adapters, leader
-        self._logits_mappings = logits_mappings
+        self._logits_mappings, self._want_weights = logits_mappings, want_weights
 
     def receive(self, timeout_s: float) -> None:
         """Handle the messages that have arrived; waits up to `timeout_s` for the first. Replies are sent at once."""
@@ -82,11 +85,8 @@ class TargetInbox:
                 self._offer(peer, message)
             case Admit() | Join() | LogitsRequest():
                 self._handle_request(peer, message)
-            case ResendRequest(request_id, coordinator, length):
-                row = self._rows.writer((coordinator, request_id))
-                if row is not None and row.attached_drafter == peer:
-                    row.drafts.acknowledge(min(max(0, length), len(row.tokens)))
-                    self._drafters.propose([row])
+            case ResendRequest():
+                self._resend(peer, message)
             case AttachDrafter(request_id, drafter):
                 row = self._rows.writer((peer, request_id))
                 if row is not None:
@@ -95,6 +95,8 @@ class TargetInbox:
                     self._drafters.rest(row)
             case Remember():
                 self._lookup.remember(message)
+            case SetWeights(weights):
+                self._want_weights(weights)
             case LeaderLost():
                 self._leave_leader(message)
             case Joined() | LogitsReply() | MemberLost() | Failed():
@@ -105,6 +107,12 @@ class TargetInbox:
                 self._leader.reconcile(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
+
+    def _resend(self, peer: str, message: ResendRequest) -> None:
+        row = self._rows.writer((message.coordinator, message.request_id))
+        if row is not None and row.attached_drafter == peer:
+            row.drafts.acknowledge(min(max(0, message.base), len(row.tokens)))
+            self._drafters.propose([row])
 
     def _leave_leader(self, message: LeaderLost) -> None:
         row = self._rows.get((message.leader, message.request_id))

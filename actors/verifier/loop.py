@@ -20,6 +20,7 @@ from actors.loops.row import GrammarJobs, ServedRow
 from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
+from actors.loops.weights import WeightsSwitch
 from actors.verifier.colocated_drafter import ColocatedDrafter
 from actors.verifier.heads_drafter import HeadsDrafter
 from actors.verifier.inbox import TargetInbox
@@ -68,9 +69,10 @@ class Target:
         self._adapters: AdapterTable[ServedRow] = AdapterTable(
             runner.lora, heads=None if options.heads is None else options.heads.lora
         )
+        self._weights = WeightsSwitch(self._rows, options.weights, self._mailbox.report_soon, at_once=False)
         self._inbox = TargetInbox(
             *(self._rows, self._mailbox, runner, self._policy, self._drafters, self._lookup),
-            *(structures, self._adapters, self._leader, options.logits_mappings),
+            *(structures, self._adapters, self._leader, options.logits_mappings, self._weights.want),
         )
         self._committer = Committer(self._rows, runner, self._policy, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
@@ -78,6 +80,10 @@ class Target:
         self._masks = MaskThread()
         self._texts = TextTables()
         self._counted_until_s = 0.0  # the end of the last verified step, or of the wait for rows
+
+    @property
+    def weights_version(self) -> str:
+        return self._rows.weights.present.version
 
     def load(self) -> Report:
         """Return the current load; any thread may ask."""
@@ -278,6 +284,7 @@ class Target:
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, invite members, announce what has read its text."""
         self._choose_mode()
+        self._weights.turn()
         for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)
         self._lookup.read()
@@ -302,6 +309,8 @@ class Target:
 
     def _timeout_s(self) -> float:
         """Return how long to wait for messages; 0 while there is something to compute."""
+        if self._weights.is_due:
+            return 0.0
         if not len(self._rows):
             return PREPARING_S if self._rows.is_preparing else REPORT_PERIOD_S
         if self._rows.blendable or (self._reader is not None and self._reader.reading):

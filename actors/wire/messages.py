@@ -102,6 +102,27 @@ class Adapter(msgspec.Struct, frozen=True):
     heads: "Adapter | None" = None  # the same of heads
 
 
+class Weights(msgspec.Struct, frozen=True):
+    """The weights that a model runs with."""
+
+    version: str = "0"  # a number that grows, and a digest of the files; "0": as configured
+    path: str = ""  # a folder or a .gguf file; empty: the configured one
+
+    @staticmethod
+    def numbered(number: int, digest: str, path: str) -> "Weights":
+        return Weights(f"{number}-{digest}".removesuffix("-"), path)
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Number and digest: the current version of a model is the last of those that were announced."""
+        number, _, digest = self.version.partition("-")
+        return int(number), digest
+
+    def is_same(self, other: "Weights") -> bool:
+        """Whether both versions are the same files."""
+        return (self.path, self.order[1]) == (other.path, other.order[1])
+
+
 class Admit(msgspec.Struct, frozen=True, tag=True):
     """Start to work on a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit.
 
@@ -130,12 +151,19 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters number its tokens consecutively
     adapter: Adapter | None = None  # for the receiver
     arrived_at_s: float = 0.0  # by the coordinator's wall clock; older requests come first on all replicas
+    weights: Weights = Weights()  # that a target's row runs with, if they can be replaced
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Forget a request and free its slot. Unknown ids are ignored."""
 
     request_id: int
+
+
+class SetWeights(msgspec.Struct, frozen=True, tag=True):
+    """Weights to have once no row needs others. A row of a target runs with those that its admission names."""
+
+    weights: Weights
 
 
 class Remember(msgspec.Struct, frozen=True, tag=True):
@@ -343,6 +371,14 @@ class AdaptationState(msgspec.Struct, frozen=True):
     acceptance_after: float | None = None  # share that the present weights would have drafted
 
 
+class WeightsState(msgspec.Struct, frozen=True):
+    """The weights of a replica."""
+
+    present: Weights = Weights()
+    unfit: str = ""  # the version that could not be loaded last
+    error: str = ""  # why
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """A sign of life of a replica's loop, with its load. Sent to every peer once a second."""
 
@@ -361,6 +397,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     corpus_tokens: int = 0  # of a target
     corpus_bytes: int = 0  # of memory for them
     proposer_shares: dict[str, float] = {}  # of a target: of its time with requests, what each proposer took
+    weights: WeightsState = WeightsState()
 
     @property
     def capacity(self) -> int:
@@ -371,6 +408,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 Message = (
     Admit
     | Cancel
+    | SetWeights
     | Remember
     | AttachDrafter
     | Offer

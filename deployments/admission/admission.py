@@ -202,7 +202,7 @@ class Admission:
     def record_progress(self, request_id: int, committed: int) -> None:
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "running":
-            self._loads[ticket.target].add_tokens(committed - ticket.committed)
+            self._loads[ticket.target].add_tokens(max(committed - ticket.committed, 0))
             ticket.committed = committed
 
     def cancel(self, request_id: int) -> None:

@@ -189,6 +189,7 @@ class Answer(BaseModel):
     object: str
     created: int  # seconds since 1970
     model: str
+    system_fingerprint: str | None = None  # version of the weights, if they can be replaced
     choices: Sequence[AnswerChoice]
     prompt_logprobs: SkipValidation[PromptLogprobs | None] = None  # of a chat
     usage: Usage | None = None
@@ -219,6 +220,7 @@ class AnswerWriter(Writer):
         self._body, self._decoder, self._seed = body, decoder, identity.seed
         self._id = self.id_prefix + identity.answer_id
         self._created = identity.created
+        self._versions: set[str] = set()  # of the weights that wrote the choices
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._by_token = body.logprob_count is not None or bool(body.return_token_details)
         prompts = [request.prompt for request in requests[:: body.choices]]
@@ -241,6 +243,7 @@ class AnswerWriter(Writer):
 
     def add(self, index: int, delta: Delta) -> str:
         """Add a delta; return its chunks, if it has anything to show. The last chunk has the statistics."""
+        self._versions |= set() if delta.weights is None else {delta.weights}
         part, first = self._choices[index].add(delta)
         self._ensembles.add(index, delta)
         pieces = self._read(index, part)
@@ -318,7 +321,10 @@ class AnswerWriter(Writer):
         return [index for group in groups for index in sorted(group, key=means.__getitem__, reverse=True)[:wanted]]
 
     def _answer(self, kind: str, choices: Sequence[AnswerChoice]) -> Answer:
-        return Answer(id=self._id, object=kind, created=self._created, model=self._body.model, choices=choices)
+        answer = Answer(id=self._id, object=kind, created=self._created, model=self._body.model, choices=choices)
+        if self._versions:
+            answer.system_fingerprint = "+".join(sorted(self._versions))
+        return answer
 
     def _chunk(self, choices: Sequence[AnswerChoice]) -> Answer:
         """Build a chunk. Where usage is asked for, all but the last have it as null, as OpenAI's have."""

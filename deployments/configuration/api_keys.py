@@ -33,6 +33,7 @@ class ApiKey:
     requests_per_minute: int | None = None  # that begin; None: any number
     tokens_per_minute: int | None = None  # prompts and answers of these
     admin: bool = False  # whether it may scale models and load adapters
+    weights: bool = False  # whether it may replace the weights of models
     private_cache: bool = False  # whether its requests share cached text with each other only
 
     @property
@@ -110,6 +111,9 @@ class ApiKeyConfig(StrictModel):
         "answer did not need is given back at its end; null: any number.",
     )
     admin: bool = Field(False, description="Whether it may also scale models and load adapters.")
+    weights: bool = Field(
+        False, description="Whether it may also replace the weights of models with `weights_at_run_time`."
+    )
     private_cache: bool = Field(
         False, description="Whether its requests share cached prompts and answers with each other only."
     )

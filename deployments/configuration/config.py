@@ -65,9 +65,9 @@ class ServerConfig(StrictModel):
 
     @property
     def loads_code(self) -> bool:
-        """Whether a coordinator loads code that is named here, which may need anything."""
-        endpoints = self.endpoints.values()
-        return any(model.trust_remote_code for model in self.models.values()) or any(
+        """Whether a coordinator loads code that is named here, which may need anything, or checks weights by torch."""
+        endpoints, models = self.endpoints.values(), self.models.values()
+        return any(model.trust_remote_code or model.weights_at_run_time for model in models) or any(
             endpoint.stopping or (endpoint.strategy is not None and endpoint.strategy.utility) for endpoint in endpoints
         )
 

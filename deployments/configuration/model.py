@@ -75,6 +75,9 @@ class ModelConfig(StrictModel):
         description="How many more of them an admin may load while the server runs; 0: none. For a drafter: how many "
         "that come with such ones it may hold.",
     )
+    weights_at_run_time: bool = Field(
+        False, description="Whether a key with `weights` may replace its weights while the server runs."
+    )
     max_adapter_rank: int = Field(
         16, ge=1, le=512, description="The largest rank of these `adapters`, for which memory is reserved."
     )

@@ -64,6 +64,8 @@ def misfits(models: Models, endpoints: Endpoints) -> Iterator[str]:
             yield f"models.{name}.activations: {reason}, or remove the key"
         if model.adaptation is not None and (reason := _adaptation(name, model, roles[name])) is not None:
             yield f"models.{name}.adaptation: {reason}, or remove the key"
+        if model.weights_at_run_time and (reason := _weights(name, model, endpoints)) is not None:
+            yield f"models.{name}.weights_at_run_time: {reason}, or remove the key"
         if roles[name] == "both" and model.tensor_parallel > 1:
             yield (
                 f"models.{name}.tensor_parallel: a tensor-parallel model can't be target and drafter at once; "
@@ -106,6 +108,22 @@ def _adaptation(name: str, model: ModelConfig, role: Role) -> str | None:
         return "a tensor-parallel model can't adapt; set tensor_parallel to 1"
     if model.quantization is not None:
         return f"weights stored as {model.quantization} can't be replaced; remove `quantization`"
+    return None
+
+
+def _weights(name: str, model: ModelConfig, endpoints: Endpoints) -> str | None:
+    """Return why a model can't get other weights while the server runs."""
+    blended = [key for key, endpoint in endpoints.items() if name in endpoint.models and len(endpoint.models) > 1]
+    if blended:
+        return f"endpoints.{blended[0]} joins {name!r} with others; give that endpoint models of its own"
+    if model.colocated_with is not None:
+        return f"{name!r} runs in the replicas of {model.colocated_with!r}; give it its own"
+    if model.adaptation is not None:
+        return "a drafter that adapts replaces its weights by itself; remove adaptation"
+    if model.tensor_parallel > 1 or model.device == "balanced":
+        return "weights that are spread over devices stay; use one device"
+    if model.quantization == "nf4":
+        return "weights stored as nf4 can't be replaced; set quantization to int8 or int4"
     return None
 
 

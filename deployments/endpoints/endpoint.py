@@ -212,6 +212,7 @@ class ServedEndpoint:
             proposers=self._proposers(body),
             prediction=self._prediction(body),
             seeded=body.seed is not None,
+            streamed=bool(body.stream),
             ensemble=self._ensemble(body, formula),
             terms=formula.terms if formula else None if self.config.formula is None else (),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,

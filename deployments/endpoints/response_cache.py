@@ -31,11 +31,14 @@ class ResponseCache:
         repeats = params.greedy or (request.seeded and not params.rejects)
         return self.is_enabled and request.may_cache and not timed and repeats
 
-    def get(self, request: Request) -> Sequence[Delta] | None:
-        """Deltas of an earlier answer to the same request; None: not cached."""
+    def get(self, request: Request, weights: str | None = None) -> Sequence[Delta] | None:
+        """Deltas of an earlier answer to the same request; None: not cached.
+
+        weights: version that the target runs with, as in Delta.
+        """
         if not self.can_hold(request):
             return None
-        key = _key(request)
+        key = _key(request, weights)
         entry = self._answers.get(key)
         if entry is None:
             return None
@@ -47,7 +50,7 @@ class ResponseCache:
         last = deltas[-1]
         if last.finish is None or any(member.weight == 0 for member in last.members or ()):
             return
-        key = _key(request)
+        key = _key(request, last.weights)
         size = len(request.prompt) + sum(map(_size, deltas))
         self._evict(key)
         if size > self.max_tokens:
@@ -69,7 +72,7 @@ def _size(delta: Delta) -> int:
     return len(delta.tokens) + logprobs + views + sum(map(_size, delta.others))
 
 
-def _key(request: Request) -> tuple[Hashable, ...]:
+def _key(request: Request, weights: str | None) -> tuple[Hashable, ...]:
     """Everything that the answer depends on, and the draft length, which its statistics show."""
     return (
         request.endpoint.name,
@@ -83,4 +86,5 @@ def _key(request: Request) -> tuple[Hashable, ...]:
         tuple(request.members),
         request.beams,
         request.cache_salt,
+        weights,
     )

@@ -30,6 +30,7 @@ from deployments.endpoints.panel import PanelComposer, check_panel
 from deployments.endpoints.prompt_compression import PromptShortener
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.endpoints.templates import PromptTemplates
+from deployments.endpoints.weights import MakeSpec, RunTimeWeights
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import CompressedPrompt, CompressRequest
 from deployments.monitoring.metrics import Metrics
@@ -65,6 +66,7 @@ class Service:
         shared_limits: SharedLimits | None = None,
         count_coordinators: Callable[[], int] = lambda: 1,
         store: ResponseStore | None = None,
+        replaceable: Mapping[str, MakeSpec] = MappingProxyType({}),
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
@@ -74,9 +76,11 @@ class Service:
         shared_limits: limits of keys that hold for other coordinators, too; None: there are no others.
         count_coordinators: those that share the models' replicas, this one included.
         store: of answers to /v1/responses; None: they are not kept.
+        replaceable: the models whose weights may be replaced, as in RunTimeWeights.
         """
         self.endpoints = dict(endpoints)
         self.adapters = RunTimeAdapters(self.endpoints, self._try_out)
+        self.weights = RunTimeWeights(coordinator, replaceable)
         self.metrics = metrics or Metrics()
         self.conversations = Conversations(store, self.metrics.record_lost_response)
         self.tracer = tracer
@@ -274,15 +278,23 @@ class Service:
             for index, answer in cached.items():
                 for delta in answer:
                     deltas.put(index, delta)
+            seen = requests[0].streamed or self._version(requests[0]) is None  # so nothing can be taken back
+            held: DeltaBatch = []
             while running:
-                batch = await deltas.batch()
-                for index, delta in batch:
+                for index, delta in await deltas.batch():
+                    if delta.restarts:
+                        held = [each for each in held if each[0] != index]
+                        collected.get(index, []).clear()
+                        continue
+                    held.append((index, delta))
                     collected.get(index, []).append(delta)
                     if delta.finish is not None:
                         del running[index]
                         if index in collected:
                             self.cache.put(requests[index], collected[index])
-                yield _with_others(batch)
+                if held and (seen or not running):
+                    yield _with_others(held)
+                    held = []
         except ConsortError as error:
             failure = error
             raise
@@ -302,12 +314,17 @@ class Service:
         """`X-Consort-Cache`: hit if all answers are cached; no header if none could be."""
         if not any(self.cache.can_hold(request) for request in requests):
             return {}
-        hit = all(self.cache.get(request) is not None for request in requests)
+        hit = all(self.cache.get(request, self._version(request)) is not None for request in requests)
         return {"X-Consort-Cache": "hit" if hit else "miss"}
+
+    def _version(self, request: Request) -> str | None:
+        """Return the version of the weights with which the request would begin now, as in Delta."""
+        weights = self.coordinator.weights(request.endpoint.target)
+        return None if weights is None else weights.version
 
     def _cached(self, request: Request) -> Sequence[Delta] | None:
         """Deltas of a cached answer, which say that nothing of the prompt was computed; None: not cached."""
-        answer = self.cache.get(request)
+        answer = self.cache.get(request, self._version(request))
         if self.cache.can_hold(request):
             self.metrics.record_cache(request, hit=answer is not None)
         if answer is None:

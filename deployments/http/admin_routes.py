@@ -1,8 +1,8 @@
-"""The routes for administrators: adapters, by vLLM's names, and the number of replicas."""
+"""The routes for administrators: adapters, by vLLM's names, new weights, and the number of replicas."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
@@ -14,6 +14,7 @@ from deployments.configuration.api_keys import ApiKey
 from deployments.configuration.roles import Role
 from deployments.configuration.values import Name
 from deployments.endpoints.adapters import RunTimeAdapters
+from deployments.endpoints.weights import RunTimeWeights
 from deployments.fields.strict import StrictModel, nearest
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 503)}
@@ -39,6 +40,27 @@ class UnloadAdapterRequest(StrictModel):
 
     lora_name: Name = Field(description="As it was loaded or configured.")
     lora_int_id: int | None = Field(None, description="Ignored: vLLM's number.")
+
+
+class LoadWeightsRequest(StrictModel):
+    """Body of POST /v1/weights."""
+
+    model: str = Field(description="A model of the configuration, not an endpoint.")
+    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="An absolute folder, or a .gguf file, that every node has: a checkpoint of the same architecture."
+    )
+    policy: Literal["finish", "recompute"] = Field(
+        "finish",
+        description="Whether answers that have begun end with the weights that they have, or those that are not "
+        "streamed are computed anew.",
+    )
+
+
+class LoadedWeights(BaseModel):
+    """Response of POST /v1/weights: what all replicas of the model have now."""
+
+    model: str
+    version: str  # as answers name it
 
 
 class ScaleRequest(StrictModel):
@@ -96,6 +118,25 @@ def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share | N
         await adapters.unload(body.lora_name)
         await tell_others()
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+
+
+def add_weights_route(api: FastAPI, weights: RunTimeWeights) -> None:
+    """Add POST /v1/weights."""
+
+    def permitted(request: Request) -> None:
+        key: ApiKey = request.state.key
+        if not weights.models:
+            reason = "no model may get other weights here; set models.NAME.weights_at_run_time"
+            raise HTTPException(HTTPStatus.FORBIDDEN, reason)
+        if not key.weights:
+            reason = f"the API key {key.name!r} may not; use one with http.api_keys.NAME.weights: true"
+            raise HTTPException(HTTPStatus.FORBIDDEN, reason)
+
+    @api.post("/v1/weights", responses=_ERRORS, dependencies=[Depends(permitted)])
+    async def load(body: LoadWeightsRequest) -> LoadedWeights:
+        """Replace the weights of a running model. No request is lost, and no text is written by two versions."""
+        version = await weights.load(body.model, body.path, recompute=body.policy == "recompute")
+        return LoadedWeights(model=body.model, version=version)
 
 
 def add_scaling_route(api: FastAPI, roles: Mapping[str, Role], set_replicas: SetReplicas) -> None:

@@ -23,7 +23,7 @@ from deployments.apis.writer import AnswerIdentity, Writer
 from deployments.endpoints.bounds import count_reported_tokens
 from deployments.endpoints.service import EventBatch, Service
 from deployments.fields.generation import GenerationRequest
-from deployments.http.head import resolve_model
+from deployments.http.head import WEIGHTS, resolve_model
 from deployments.strategies.panel import Outcome, Progress
 
 _MOST_REPORTED_TOKENS = 2000  # answers that report more are written in a thread
@@ -80,13 +80,23 @@ async def answer(
         streamed=bool(body.stream),
     )
     if not body.stream:
+        versions: dict[str, str] = {}
         async with aclosing(batches):
             async for batch in batches:
+                versions |= _versions_header(batch)
                 await renderer.add(batch)
         await renderer.keep()
-        return Response(await renderer.whole(), media_type="application/json", headers=headers)
-    events = _events(request, await anext(batches), batches, renderer)
-    return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS | headers)
+        return Response(await renderer.whole(), media_type="application/json", headers=headers | versions)
+    first = await anext(batches)
+    events = _events(request, first, batches, renderer)
+    headers = _SSE_HEADERS | headers | _versions_header(first)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _versions_header(batch: EventBatch) -> dict[str, str]:
+    """Return the header that names the weights which wrote an answer, if they can be replaced."""
+    versions = {event.weights for _, event in batch if isinstance(event, Delta) and event.weights is not None}
+    return {WEIGHTS: "+".join(sorted(versions))} if versions else {}
 
 
 async def _events(

@@ -13,6 +13,7 @@ from decoding.errors import InvalidRequestError
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 WORKING = (*GENERATING, "/tokenize", "/detokenize", "/compress", "/v1/messages/count_tokens")
 REQUEST_ID = "X-Request-Id"
+WEIGHTS = "X-Consort-Weights"  # the version that wrote an answer
 REQUEST_START = "x-request-start"  # when the request came to the proxy, as load balancers name it
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _LONGEST_S = 60.0  # on the way; more is another machine's wrong clock

@@ -19,6 +19,7 @@ from deployments.apis.errors import error_response, refusal_response
 from deployments.configuration.api_keys import KeyRing
 from deployments.http.head import (
     REQUEST_ID,
+    WEIGHTS,
     authorization_of,
     content_length,
     is_work,
@@ -65,7 +66,7 @@ def cors_options(origins: Sequence[str] | None) -> dict[str, Any]:
         **allowed,
         "allow_methods": ["*"],
         "allow_headers": ["*"],
-        "expose_headers": [REQUEST_ID, "X-Consort-Ignored-Fields", "Retry-After"],
+        "expose_headers": [REQUEST_ID, "X-Consort-Ignored-Fields", WEIGHTS, "Retry-After"],
         "allow_private_network": bool(origins),
     }
 

@@ -189,6 +189,8 @@ class Metrics:
         state = self._states.get(request.request_id)
         if delta.error is not None:
             self.record_failure(request, delta.error)
+        elif state is not None and delta.restarts:
+            state.statistics = delta.statistics
         elif state is not None:
             if state.last_s is None and delta.tokens:
                 self._count_prompt(request, delta.statistics.cached)

@@ -129,7 +129,12 @@ class CoordinatorIngress:
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
         metrics = Metrics(link.name, context_length=max(served.context_length for served in endpoints.values()))
-        coordinator = Coordinator(link, max_requests=limits.max_requests, on_step=metrics.record_step)
+        replaceable = {
+            name: partial(model.spec, name) for name, model in config.models.items() if model.weights_at_run_time
+        }
+        coordinator = Coordinator(
+            link, max_requests=limits.max_requests, on_step=metrics.record_step, replaceable=set(replaceable)
+        )
         shared = None if ledger is None else SharedLimits(link.name, ledger.settle.remote)
         service = Service(
             endpoints,
@@ -142,6 +147,7 @@ class CoordinatorIngress:
             tracer=make_tracer(config.http.tracing),
             on_demand=on_demand,
             shared_limits=shared,
+            replaceable=replaceable,
             count_coordinators=lambda: max((ask.coordinators for ask in self._asks.values()), default=1),
             store=store,
         )

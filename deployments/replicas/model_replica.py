@@ -95,6 +95,7 @@ class ModelReplica:
             heads=heads,
             corpus=corpus,
             rank=rank,
+            weights_at_run_time=config.weights_at_run_time,
             adaptation=None if config.adaptation is None else config.adaptation.options(),
         )
         with lean():

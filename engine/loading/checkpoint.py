@@ -326,11 +326,15 @@ def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
                 key_mapping=None if own_code else RENAMED,
                 dtype=spec.dtype,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below
                 **options,
             )
     except (*_LOAD_ERRORS, ConfigError) as error:
         raise _cannot_load(spec, error) from error
     model: PreTrainedModel = loaded[0]
+    for name, stored_shape, shape in sorted(loaded[1]["mismatched_keys"]):
+        reason = f"{name} is {list(stored_shape)}, not {list(shape)}"
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} does not fit its config.json: {reason}")
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")

@@ -1,11 +1,9 @@
-"""Models on their devices with KV caches: how memory is divided between weights and pages; new weights for old ones."""
+"""Models on their devices with KV caches: how memory is divided between weights and pages."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
@@ -30,6 +28,7 @@ from engine.loading.memory_budget import (
     tied_output_bytes,
     weights_on_devices,
 )
+from engine.loading.new_weights import named_tensors
 from engine.loading.settings import context_length
 from engine.loading.supported import try_out
 from engine.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
@@ -131,7 +130,7 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
 
 def _copy_small_weights(model: nn.Module) -> None:
     """Copy them from a mapped file. One alone would keep all of it in memory, large weights that are packed, too."""
-    for tensor in _tensors(model):
+    for _, tensor in named_tensors(model):
         if tensor.device.type == "cpu" and tensor.nbytes <= _SMALL_BYTES:
             tensor.data = tensor.data.clone()
 
@@ -199,44 +198,3 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
 def _sum(sizes: Sequence[Bytes]) -> Bytes:
     devices = {device for size in sizes for device in size}
     return {device: sum(size.get(device, 0) for size in sizes) for device in devices}
-
-
-def publish_weights(runner: Runner, spec: ModelSpec, folder: str) -> None:
-    """Put the weights of a checkpoint into a running model. spec: what the model was loaded by.
-
-    Raises:
-        ConfigError: they can't be loaded.
-        ValueError: they are of another model.
-        RuntimeError: there is too little memory for them and the present ones together.
-    """
-    dtype = str(runner.model.dtype).removeprefix("torch.")
-    fresh = load_model(replace(spec, path=folder, revision=None, adapter=None, dtype=dtype))
-    use_faster_layers(fresh, deterministic=spec.deterministic)
-    copy_weights(runner.model, fresh.eval())
-    runner.cache.allocator.forget_unheld()  # prefixes that the old weights computed
-
-
-@torch.inference_mode()
-def copy_weights(model: nn.Module, source: nn.Module) -> None:
-    """Copy all tensors of `source` into a model of the same layers, packed ones too, where graphs and traces read them.
-
-    Raises:
-        ValueError: they are not alike. Nothing was copied then.
-    """
-    present, fresh = list(_tensors(model)), list(_tensors(source))
-    if len(present) != len(fresh):
-        raise ValueError(f"the new weights are {len(fresh)} tensors, not {len(present)}")
-    pairs = list(zip(present, fresh, strict=True))
-    for old, new in pairs:
-        if (old.shape, old.dtype, old.device, old.layout) != (new.shape, new.dtype, new.device, new.layout):
-            raise ValueError(f"a new weight is {new.dtype} {list(new.shape)}, not {old.dtype} {list(old.shape)}")
-    for old, new in pairs:
-        old.copy_(new)
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters, buffers, and the tensors that are plain attributes of modules: faster layers have those."""
-    for module in model.modules():
-        yield from module.parameters(recurse=False)
-        yield from module.buffers(recurse=False)
-        yield from (value for value in vars(module).values() if isinstance(value, Tensor))

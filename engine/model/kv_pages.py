@@ -92,6 +92,12 @@ class KVPages(PageTables):
         if self.states is not None:
             self.states.clear(slot)
 
+    def forget_texts(self) -> None:
+        """Forget the content of all pages that nobody holds, and all snapshots: other weights computed them."""
+        self.allocator.forget_unheld()
+        if self.states is not None:
+            self.states.forget()
+
     @torch.inference_mode()
     def fork(self, source: int, target: int, end: int) -> None:
         """Let the target have the source's first `end` columns, by reference, and a copy of its state."""

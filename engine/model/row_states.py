@@ -102,6 +102,10 @@ class RowStates:
         """
         for slot in slots:
             self._held[slot] = _LOST
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all snapshots."""
         self._snapshots.clear()
 
     def can_go_on(self, slot: int, column: int) -> bool:

@@ -111,6 +111,27 @@ def test_documents_are_json_that_says_what_answers_say(llm: LLM) -> None:
     assert b"".join(bytes(entry["bytes"]) for entry in content).decode().startswith(chat.text)
 
 
+def test_weights_are_replaced(tmp_path: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "new")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    ids = tokenizer(PROMPTS[0], return_tensors="pt").input_ids
+    with LLM(TARGET, drafter=DRAFTER, dtype="float32", threads=1, max_length=64) as llm:
+        (before,) = llm.generate(PROMPTS[0], GREEDY)
+        version = llm.load_weights(tmp_path / "new")
+        (answer,) = llm.generate(PROMPTS[0], GREEDY)
+        with pytest.raises(InvalidRequestError, match="is of another model"):
+            llm.load_weights(DRAFTER)
+        assert llm.generate(PROMPTS[0], GREEDY)[0].text == answer.text
+    expected = model.generate(ids, max_new_tokens=GREEDY.max_tokens, do_sample=False)[0, ids.shape[1] :]
+    assert answer.text == tokenizer.decode(expected, skip_special_tokens=True) != before.text
+    assert (before.document["system_fingerprint"], answer.document["system_fingerprint"]) == ("0", version)
+
+
 def test_adapters_are_chosen_by_name(tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     adapted: Any = save_adapter(tmp_path / "a", base, seed=1)

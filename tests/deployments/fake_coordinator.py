@@ -33,6 +33,9 @@ class FakeCoordinator:
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
 
+    def weights(self, model: str) -> None:
+        return None
+
     def replica_starts(self) -> Counter[str]:
         return Counter(target=2)
 

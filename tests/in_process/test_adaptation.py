@@ -12,7 +12,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from decoding.sampling.params import SamplingParams
 from engine.layers.faster_layers import use_faster_layers
-from engine.loading.runners import copy_weights
+from engine.loading.new_weights import copy_weights
 from engine.model.runner import Runner
 from tests.in_process.test_parameters import PROMPTS, SlowRunner, text, tokens
 from tests.support import reference

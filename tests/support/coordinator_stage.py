@@ -1,6 +1,6 @@
 """A coordinator and fake replicas, run turn by turn with a clock that the test sets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
@@ -22,11 +22,23 @@ ENDPOINT = Endpoint("e", "big", "small", 4, decode)
 class Stage:
     """A coordinator and its replicas. Names with "t" run the target's model, names with "d" the drafter's."""
 
-    def __init__(self, *, on_step: Callable[[str, int], None] | None = None, **limits: float) -> None:
+    def __init__(
+        self,
+        *,
+        on_step: Callable[[str, int], None] | None = None,
+        replaceable: Collection[str] = (),
+        **limits: float,
+    ) -> None:
         self.now_s = 1000.0
         self.exchange = LocalExchange()
         self.link = self.exchange.join("coordinator")
-        self.coordinator = Coordinator(self.link, clock=lambda: self.now_s, on_step=on_step, **limits)  # type: ignore[arg-type]
+        self.coordinator = Coordinator(
+            self.link,
+            clock=lambda: self.now_s,
+            on_step=on_step,
+            replaceable=replaceable,
+            **limits,  # type: ignore[arg-type]
+        )
         self.replicas: dict[str, FakeReplica] = {}
 
     def set_replicas(self, *names: str) -> None:
@@ -42,12 +54,20 @@ class Stage:
         self.coordinator.turn()
 
     def submit(
-        self, request_id: int = 1, *, max_tokens: int = 50, speculate: bool = True, prompt: list[int] = PROMPT
+        self,
+        request_id: int = 1,
+        *,
+        max_tokens: int = 50,
+        speculate: bool = True,
+        prompt: list[int] = PROMPT,
+        streamed: bool = True,
     ) -> list[Delta]:
         """Begin a request. Return the list to which its deltas are appended."""
         deltas: list[Delta] = []
         params = SamplingParams(max_tokens=max_tokens)
-        request = Request(ENDPOINT, prompt, params, speculate, request_id=request_id, arrived_at_s=0.0)
+        request = Request(
+            ENDPOINT, prompt, params, speculate, request_id=request_id, arrived_at_s=0.0, streamed=streamed
+        )
         self.coordinator.submit(request, deltas.append)
         self.turn()
         return deltas

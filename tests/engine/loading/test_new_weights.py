@@ -4,20 +4,31 @@ import gc
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model, save_rounded
-from engine.loading.runners import copy_weights, load_runner, publish_weights
+from engine.loading.new_weights import (
+    ReplaceableWeights,
+    check_weights,
+    copy_weights,
+    digest_of,
+    named_tensors,
+    publish_weights,
+)
+from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
 from tests.support.trimmed import copied, save_trimmed
 
 PROMPT = list(range(1, 24))
+WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
 
 def logits(runner: Runner) -> Tensor:
@@ -52,6 +63,62 @@ def test_a_running_model_computes_what_one_loaded_anew_does(
     publish_weights(runner, spec(tmp_path / "old", dtype), str(tmp_path / "new"))
     assert torch.equal(logits(runner), logits(expected))
     assert not torch.equal(logits(runner), before)
+
+
+@pytest.mark.parametrize("changes", [{"quantization": "int8"}, {"quantization": "int4"}, {"adapters_at_run_time": 2}])
+@pytest.mark.parametrize("family", ["llama-gqa", "qwen3-moe", "gpt-oss", "gemma3", "minicpm3"])
+def test_so_do_models_with_other_layers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    for seed, name in enumerate(("old", "new")):
+        perturbed(family, seed).save_pretrained(tmp_path / name)
+    old, new = (replace(spec(tmp_path / name, "float32"), **changes) for name in ("old", "new"))
+    runner, expected = load_runner(old), load_runner(new)
+    before = logits(runner)
+    check_weights(old, new.path)
+    ReplaceableWeights(runner, old).load(new.path, digest_of(new.path))
+    assert torch.equal(logits(runner), logits(expected))
+    ReplaceableWeights(runner, old).load("", "")
+    assert torch.equal(logits(runner), before)
+
+
+def perturbed(family: str, seed: int) -> PreTrainedModel:
+    model, generator = copied(tiny_model(family)), torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def test_what_does_not_fit_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+    model, present = tiny_model("llama-gqa"), spec(tmp_path / "present", "auto")
+    model.save_pretrained(tmp_path / "present")
+    (tmp_path / "present" / "tokenizer.json").write_text('{"model": 1}')
+    runner = load_runner(present)
+    before = {name: tensor.clone() for name, tensor in named_tensors(runner.model)}
+
+    def refusal(name: str, *changed: Tensor) -> str:
+        state = {key: value for key, value in model.state_dict().items() if key != WEIGHT}
+        model.save_pretrained(tmp_path / name, state_dict=state | dict(zip([WEIGHT], changed, strict=False)))
+        with pytest.raises(ConfigError) as caught:
+            check_weights(present, str(tmp_path / name))
+        return str(caught.value)
+
+    assert f"lacks 1 weights: {WEIGHT}" in refusal("lacking")
+    assert f"{WEIGHT} is [48, 33], not [48, 32]" in refusal("wide", torch.zeros(48, 33))
+    for other, reason in (
+        (tiny_model("llama"), "num_key_value_heads is 4, not 2"),
+        (tiny_model("llama-gqa", rms_norm_eps=0.5), "rms_norm_eps is 0.5, not 1e-06"),
+        (deepcopy(model).bfloat16(), "dtype is"),
+    ):
+        other.save_pretrained(tmp_path / "other")
+        with pytest.raises(ConfigError, match=reason):
+            check_weights(present, str(tmp_path / "other"))
+    model.save_pretrained(tmp_path / "same")
+    check_weights(present, str(tmp_path / "same"))
+    (tmp_path / "same" / "tokenizer.json").write_text('{"model": 2}')
+    with pytest.raises(ConfigError, match=r"has another tokenizer\.json"):
+        check_weights(present, str(tmp_path / "same"))
+    with pytest.raises(ConfigError, match="has changed since"):
+        ReplaceableWeights(runner, present).load(str(tmp_path / "same"), "0badc0de")
+    assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(runner.model))
 
 
 def test_prefixes_that_the_old_weights_computed_are_computed_anew(tmp_path: Path) -> None:

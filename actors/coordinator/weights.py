@@ -1,0 +1,69 @@
+"""The weights that requests begin with, and what happens to those in progress when others come."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from actors.coordinator.active_request import ActiveRequest
+from actors.coordinator.dispatch import Dispatch
+from actors.coordinator.replica_table import ReplicaTable
+from actors.coordinator.request import Delta
+from actors.wire.link import Outbox
+from actors.wire.messages import Report, SetWeights, Weights
+
+
+class CurrentWeights:
+    """The current weights of each model that may get others. Replicas that have others are told."""
+
+    def __init__(
+        self,
+        models: Collection[str],
+        replica_table: ReplicaTable,
+        outbox: Outbox,
+        dispatch: Dispatch,
+        send: Callable[[ActiveRequest, Delta], None],
+    ) -> None:
+        """send: passes a delta on to the client."""
+        self.by_model: Mapping[str, Weights] = dict.fromkeys(models, Weights())  # replaced as a whole: threads read it
+        self._replica_table, self._outbox, self._dispatch, self._send = replica_table, outbox, dispatch, send
+
+    def set(
+        self, model: str, weights: Weights, active: Collection[ActiveRequest], now_s: float, *, recompute: bool
+    ) -> None:
+        """Let requests run with new weights: new ones, and those in progress that may.
+
+        These are what has written nothing yet, and with `recompute` texts of which nobody has seen anything, too.
+        Weights that are older than the current ones are ignored.
+        """
+        if weights.order <= self.by_model[model].order:
+            return
+        self.by_model = {**self.by_model, model: weights}
+        for address, _ in self._replica_table.reports():
+            if address.model == model:
+                self._outbox.put(address.name, SetWeights(weights))
+        for request in active:
+            has_begun = len(request.tokens) > len(request.request.prompt)
+            may_change = not has_begun or (recompute and not request.request.streamed)
+            if request.request.endpoint.target == model and request.weights != weights and may_change:
+                self._dispatch.release(request, now_s)
+                taken_back = request.restart(weights)
+                if taken_back is not None:
+                    self._send(request, taken_back)
+                self._dispatch.assign(request)
+
+    def reconcile(self, name: str, report: Report, active: Mapping[int, ActiveRequest], now_s: float) -> None:
+        """Tell a replica that lacks the current weights, and move requests whose weights it could not load.
+
+        A replica with later ones got them from another coordinator, or before this one started.
+        """
+        model = self._replica_table.model(name)
+        weights = self.by_model.get(model or "")
+        if weights is None:
+            return
+        present = report.weights.present
+        if model is not None and present.order > weights.order:
+            self.set(model, present, list(active.values()), now_s, recompute=False)
+        elif present.order < weights.order:
+            self._outbox.put(name, SetWeights(weights))
+        for request_id in report.request_ids:
+            request = active.get(request_id)
+            if request is not None and request.target == name and request.needs(report.weights.unfit):
+                self._dispatch.move(request, now_s)

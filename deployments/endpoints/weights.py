@@ -1,0 +1,79 @@
+"""Replaces the weights of models while the server runs. Other coordinators learn of it from the replicas' reports."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.coordinator.loop import Coordinator
+from actors.wire.messages import Weights
+from decoding.errors import ConfigError, InvalidRequestError
+from deployments.configuration.paths import check_local
+from deployments.fields.strict import nearest
+
+if TYPE_CHECKING:
+    from engine.loading.checkpoint import ModelSpec
+
+MakeSpec = Callable[[], "ModelSpec"]
+
+_POLL_S = 0.02
+
+
+class RunTimeWeights:
+    """The weights of the models that may get others. For use in one event loop."""
+
+    def __init__(self, coordinator: Coordinator, models: Mapping[str, MakeSpec]) -> None:
+        """models: by name; says how it was loaded."""
+        self._coordinator, self.models = coordinator, models
+        self._changing = asyncio.Lock()
+
+    async def load(self, model: str, path: str, *, recompute: bool = False) -> str:
+        """Let requests to a model run with a checkpoint's weights. Return their version once all its replicas do.
+
+        An error leaves the present weights in place. Options: see `Coordinator.set_weights`.
+
+        Raises:
+            InvalidRequestError: the checkpoint does not fit the model, or a replica can't load it.
+        """
+        if model not in self.models:
+            reason = f"model: the weights of {model!r} stay; {nearest(model, self.models)}"
+            raise InvalidRequestError(reason, field="model")
+        async with self._changing:
+            digest = await asyncio.get_running_loop().run_in_executor(None, _checked, self.models[model], path)
+            before = self._coordinator.weights(model) or Weights()
+            weights = Weights.numbered(before.order[0] + 1, digest, path)
+            self._coordinator.set_weights(model, weights, recompute=recompute)
+            error = await self._until_loaded(model, weights.version)
+            if error is not None:
+                again = Weights.numbered(before.order[0] + 2, before.order[1], before.path)
+                self._coordinator.set_weights(model, again)
+                await self._until_loaded(model, again.version)
+                raise InvalidRequestError(f"path: {error}", field="path")
+            return weights.version
+
+    async def _until_loaded(self, model: str, version: str) -> str | None:
+        """Wait until all replicas have a version of the weights. Return why one can't load it, if so."""
+        while True:
+            reports = [report for address, report in self._coordinator.reports() if address.model == model]
+            states = [report.weights for report in reports if report is not None]
+            errors = [state.error for state in states if state.unfit == version]
+            if errors:
+                return errors[0]
+            if len(states) == len(reports) and all(state.present.version == version for state in states):
+                return None
+            await asyncio.sleep(_POLL_S)
+
+
+def _checked(make_spec: MakeSpec, path: str) -> str:
+    """Return the digest of a checkpoint; raises InvalidRequestError if it does not fit."""
+    from engine.loading.new_weights import check_weights, digest_of  # imports torch, which coordinators seldom need
+
+    try:
+        check_local(path)
+        if not Path(path).is_absolute():
+            raise ConfigError(f"{path!r} is relative; give an absolute path")
+        digest = digest_of(path)
+        check_weights(make_spec(), path)
+    except (ConfigError, OSError) as error:
+        raise InvalidRequestError(f"path: {error}", field="path") from error
+    return digest

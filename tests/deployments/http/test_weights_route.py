@@ -1,0 +1,147 @@
+"""Weights are replaced over HTTP, and answers name them."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from transformers import AutoModelForCausalLM
+
+from actors.loops.options import LoopOptions
+from actors.replica.in_process import Engine
+from deployments.configuration.api_keys import ApiKey, KeyRing, digest_of
+from deployments.configuration.config import parse_config
+from deployments.configuration.paths import ROOT
+from deployments.endpoints.loading import load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.routes import make_api
+from engine.loading.new_weights import ReplaceableWeights
+from engine.loading.runners import load_runner
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(120)
+TARGET = ROOT / "models" / "target"
+PROMPT = {"model": "base", "prompt": "Why is the sky", "max_tokens": 12, "temperature": 0}
+VERSION = "X-Consort-Weights"
+KEYS = [ApiKey("trainer", digest_of("trainer"), weights=True), ApiKey("admin", digest_of("admin"), admin=True)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder, generator = tmp_path_factory.mktemp("weights"), torch.Generator().manual_seed(0)
+    for name in ("one", "two"):
+        model: Any = AutoModelForCausalLM.from_pretrained(TARGET)
+        for parameter in model.parameters():
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        model.save_pretrained(folder / name)
+    return [folder / "one", folder / "two"]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    yield from serve(weights_at_run_time=True)
+
+
+def serve(**options: Any) -> Iterator[TestClient]:
+    models = {"target": {"path": str(TARGET), **options}}
+    config = parse_config({"models": models, "endpoints": {"base": {"target": "target"}}}, folder=ROOT)
+    spec = config.models["target"].spec("target")
+    runner = load_runner(spec)
+    weights = ReplaceableWeights(runner, spec) if options else None
+    with Engine({"target": ("target", runner)}, LoopOptions(weights=weights)) as engine:
+        replaceable = {"target": lambda: spec} if options else {}
+        service = Service(load_endpoints(config), engine.coordinator, cached_tokens=10_000, replaceable=replaceable)
+        with TestClient(make_api(service, keys=KeyRing(KEYS)), headers={"Authorization": "Bearer trainer"}) as client:
+            yield client
+        engine.check()
+
+
+def load(client: TestClient, path: Path, **options: Any) -> str:
+    answer = client.post("/v1/weights", json={"model": "target", "path": str(path), **options})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == "target"
+    return str(answer.json()["version"])
+
+
+def text(client: TestClient, version: str) -> str:
+    answer = client.post("/v1/completions", json=PROMPT)
+    assert (answer.headers[VERSION], answer.json()["system_fingerprint"]) == (version, version)
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_answers_name_the_weights_that_wrote_them(client: TestClient, folders: list[Path]) -> None:
+    texts = {text(client, "0")}
+    for number, folder in enumerate(folders, 1):
+        version = load(client, folder)
+        assert version.startswith(f"{number}-")
+        texts |= {text(client, version), text(client, version)}  # the second is cached
+        with client.stream("POST", "/v1/completions", json={**PROMPT, "stream": True}) as stream:
+            assert stream.headers[VERSION] == version
+            chunks = [line for line in stream.iter_lines() if line.startswith("data: {")]
+        assert all(f'"system_fingerprint":"{version}"' in chunk for chunk in chunks)
+        chat = {"model": "base", "max_tokens": 4}
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("/v1/responses", {"model": "base", "input": "hi", "max_output_tokens": 16}),
+        ):
+            body = fields if "model" in fields else {**chat, **fields}
+            answer = client.post(path, json=body)
+            assert answer.headers[VERSION] == version, answer.text
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize("policy", ["finish", "recompute"])
+def test_a_whole_answer_in_progress_ends_as_the_policy_says(
+    client: TestClient, folders: list[Path], policy: str
+) -> None:
+    before = load(client, folders[1])
+
+    def is_running() -> bool:
+        return bool(client.get("/v1/status").json()["requests"]["running"])
+
+    body = {**PROMPT, "max_tokens": 300, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as asking:
+        asked = asking.submit(client.post, "/v1/completions", json={**body, "cache_salt": policy})
+        wait_until(is_running, "the request has begun")
+        after = load(client, folders[0], policy=policy)
+        answer = asked.result()
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[VERSION] in ({before, after} if policy == "finish" else {after, before})
+    load(client, folders[0] if answer.headers[VERSION] == after else folders[1])
+    again = client.post("/v1/completions", json={**body, "cache_salt": "again"})
+    assert again.json()["choices"][0]["text"] == answer.json()["choices"][0]["text"]
+    assert answer.json()["usage"]["completion_tokens"] == 300
+
+
+def test_what_can_not_be_loaded_is_refused_and_leaves_the_weights(client: TestClient, folders: list[Path]) -> None:
+    version = load(client, folders[0])
+    before = text(client, version)
+    for body, reason in (
+        ({"model": "base", "path": str(folders[1])}, "model: the weights of 'base' stay; "),
+        ({"model": "target", "path": "models/target"}, "path: 'models/target' is relative"),
+        ({"model": "target", "path": str(folders[0].parent)}, "path: "),
+        ({"model": "target", "path": str(ROOT / "models" / "drafter")}, "path: "),
+        ({"model": "target", "path": str(folders[1]), "policy": "drop"}, "policy: "),
+    ):
+        answer = client.post("/v1/weights", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(reason)
+    assert text(client, version) == before
+
+
+def test_only_keys_for_weights_may_replace_them(client: TestClient, folders: list[Path]) -> None:
+    body = {"model": "target", "path": str(folders[0])}
+    answer = client.post("/v1/weights", json=body, headers={"Authorization": "Bearer admin"})
+    assert answer.status_code == 403
+    assert "http.api_keys.NAME.weights: true" in answer.json()["error"]["message"]
+    for other in serve():
+        answer = other.post("/v1/weights", json=body)
+        assert answer.status_code == 403
+        assert "models.NAME.weights_at_run_time" in answer.json()["error"]["message"]
+        answer = other.post("/v1/completions", json=PROMPT)
+        assert VERSION not in answer.headers
+        assert "system_fingerprint" not in answer.json()
