@@ -112,6 +112,14 @@ class Coordinator:
         change = partial(self._weights.set, model, weights, recompute=recompute)
         self._run_in_loop(lambda: change(active=list(self._active.values()), now_s=self._clock()))
 
+    def set_asleep(self, model: str, asleep: bool) -> None:
+        """Let a model sleep, without weights and pages, once its requests have ended. Others are refused until then."""
+        self._run_in_loop(lambda: self._weights.set_asleep(model, asleep))
+
+    def is_asleep(self, model: str) -> bool:
+        """Whether a model is to sleep."""
+        return model in self._weights.asleep
+
     def weights(self, model: str) -> Weights | None:
         """Return the weights with which requests to a model begin; None: it has no others."""
         return self._weights.by_model.get(model)
@@ -266,6 +274,10 @@ class Coordinator:
         if request.request_id in self._active:
             error = InvalidRequestError(f"request {request.request_id} is in progress already", field="request_id")
             self._send_delta(active, Delta("", (), active.statistics, error=error))
+            return
+        refusal = self._weights.refusal(request)
+        if refusal is not None:
+            self._send_delta(active, Delta("", (), active.statistics, error=refusal))
             return
         self._active[request.request_id] = active
         self._dispatch.assign(active)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Mapping
 from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.dispatch import Dispatch
 from actors.coordinator.replica_table import ReplicaTable
-from actors.coordinator.request import Delta
+from actors.coordinator.request import Delta, Request
 from actors.wire.link import Outbox
 from actors.wire.messages import Report, SetWeights, Weights
+from decoding.errors import ConsortError, InvalidRequestError, UnavailableError
 
 
 class CurrentWeights:
@@ -23,6 +24,7 @@ class CurrentWeights:
     ) -> None:
         """send: passes a delta on to the client."""
         self.by_model: Mapping[str, Weights] = dict.fromkeys(models, Weights())  # replaced as a whole: threads read it
+        self.asleep: set[str] = set()  # models that hold none, and get no requests
         self._replica_table, self._outbox, self._dispatch, self._send = replica_table, outbox, dispatch, send
 
     def set(
@@ -36,9 +38,7 @@ class CurrentWeights:
         if weights.order <= self.by_model[model].order:
             return
         self.by_model = {**self.by_model, model: weights}
-        for address, _ in self._replica_table.reports():
-            if address.model == model:
-                self._outbox.put(address.name, SetWeights(weights))
+        self._tell(model)
         for request in active:
             has_begun = len(request.tokens) > len(request.request.prompt)
             may_change = not has_begun or (recompute and not request.request.streamed)
@@ -48,6 +48,28 @@ class CurrentWeights:
                 if taken_back is not None:
                     self._send(request, taken_back)
                 self._dispatch.assign(request)
+
+    def refusal(self, request: Request) -> ConsortError | None:
+        """Return why a request can't begin."""
+        target = request.endpoint.target
+        if target in self.asleep:
+            return UnavailableError(f"the model {target!r} sleeps; POST /v1/wake wakes it")
+        models = {target, *[term.name for term in request.members if not term.is_own]}
+        if len(models) > 1 and models & self.by_model.keys():  # nobody would say which versions wrote the text
+            changing = min(models & self.by_model.keys())
+            reason = f"formula: {changing!r} has weights_at_run_time, so no formula may join it with other models"
+            return InvalidRequestError(reason, field="formula")
+        return None
+
+    def set_asleep(self, model: str, asleep: bool) -> None:
+        """Let a model's replicas drop their weights and pages when they have no requests, or load them again."""
+        (self.asleep.add if asleep else self.asleep.discard)(model)
+        self._tell(model)
+
+    def _tell(self, model: str) -> None:
+        for address, _ in self._replica_table.reports():
+            if address.model == model:
+                self._outbox.put(address.name, SetWeights(self.by_model[model], model in self.asleep))
 
     def reconcile(self, name: str, report: Report, active: Mapping[int, ActiveRequest], now_s: float) -> None:
         """Tell a replica that lacks the current weights, and move requests whose weights it could not load.
@@ -61,8 +83,8 @@ class CurrentWeights:
         present = report.weights.present
         if model is not None and present.order > weights.order:
             self.set(model, present, list(active.values()), now_s, recompute=False)
-        elif present.order < weights.order:
-            self._outbox.put(name, SetWeights(weights))
+        elif present.order < weights.order or (model in self.asleep and not report.weights.asleep):
+            self._outbox.put(name, SetWeights(weights, model in self.asleep))
         for request_id in report.request_ids:
             request = active.get(request_id)
             if request is not None and request.target == name and request.needs(report.weights.unfit):

@@ -242,8 +242,8 @@ class RowTable(Generic[R]):
 
     def _of_present_weights(self, rows: list[R]) -> list[R]:
         """Return the rows that run with the present weights, up to the first row that waits for others."""
-        if not self.by_weights:
-            return rows
+        if not self.by_weights or self.weights.asleep:
+            return [] if self.weights.asleep else rows
         known = self.weights.present.version, self.weights.unfit
         others = [row.precedence for row in self._waiting.values() if row.weights.version not in known]
         first = min(others, default=(True, math.inf, 0))

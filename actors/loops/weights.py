@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from operator import attrgetter
+from functools import partial
 from typing import Generic
 
 from msgspec.structs import replace
@@ -28,39 +28,61 @@ class WeightsSwitch(Generic[R]):
         at_once: rows go on with new weights, as a drafter's may. Otherwise each has those of its admission.
         """
         self._rows, self._model, self._announce, self._at_once = rows, model, announce, at_once
-        self._wanted = Weights()
+        self._wanted, self._rests = Weights(), False
         rows.by_weights = model is not None and not at_once
 
-    def want(self, weights: Weights) -> None:
-        """Load these weights when no row needs others, unless later ones are wanted already."""
-        self._wanted = max(self._wanted, weights, key=attrgetter("order"))
+    def want(self, weights: Weights, *, asleep: bool) -> None:
+        """Load these weights when no row needs others, unless later ones are wanted already.
+
+        asleep: drop the weights and the cache instead, while no row needs them.
+        """
+        if weights.order >= self._wanted.order:
+            self._wanted, self._rests = weights, asleep
 
     @property
     def is_due(self) -> bool:
-        """Whether `turn` loads weights."""
-        return self._model is not None and self._next() is not None
+        """Whether `turn` loads or drops weights."""
+        return self._model is not None and (self._falls_asleep or self._next() is not None)
 
     def turn(self) -> None:
-        """Load the weights that come next, if no row needs the present ones."""
-        weights = None if self._model is None else self._next()
-        if self._model is None or weights is None:
+        """Load the weights that come next, if no row needs the present ones, or drop these."""
+        if self._model is None:
             return
+        if self._falls_asleep:
+            self._change(self._model.drop, replace(self._rows.weights, asleep=True), unfit="")
+        weights = self._next()
+        if weights is not None:
+            self._change(partial(self._load, self._model, weights), WeightsState(weights), unfit=weights.version)
+
+    def _change(self, change: Callable[[], None], after: WeightsState, *, unfit: str) -> None:
         for row in list(self._rows):
             self._rows.preempt(row)
         try:
-            if not weights.is_same(self._rows.weights.present):
-                self._model.load(weights.path, weights.order[1])
+            change()
         except (ConsortError, OSError, ValueError, RuntimeError) as error:
-            _log.warning("weights %s can't be loaded: %s", weights.version, error)
-            self._rows.weights = replace(self._rows.weights, unfit=weights.version, error=str(error))
+            _log.warning("weights %s: %s", unfit, error)
+            self._rows.weights = replace(self._rows.weights, unfit=unfit, error=str(error))
+            self._rests = self._rests and bool(unfit)
         else:
-            self._rows.weights = WeightsState(weights)
+            self._rows.weights = after
         self._announce()
+
+    def _load(self, model: ReplaceableWeights, weights: Weights) -> None:
+        state = self._rows.weights
+        if state.asleep or not weights.is_same(state.present):
+            model.load(weights.path, weights.order[1])
+
+    @property
+    def _falls_asleep(self) -> bool:
+        is_free = self._at_once or (not len(self._rows) and self._rows.first_weights() is None)
+        return self._rests and is_free and not self._rows.weights.asleep
 
     def _next(self) -> Weights | None:
         state = self._rows.weights
         if not self._at_once and len(self._rows):
             return None
         weights = None if self._at_once else self._rows.first_weights()
-        weights = weights or self._wanted
-        return None if weights.version in (state.present.version, state.unfit) else weights
+        if weights is None:
+            weights = None if self._rests else self._wanted
+        is_present = weights is not None and weights.version == state.present.version and not state.asleep
+        return None if weights is None or is_present or weights.version == state.unfit else weights

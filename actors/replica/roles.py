@@ -34,7 +34,7 @@ class SharedWeightsLoop:
         )
         self._target = Target(runner, self._target_link, options)
         self._drafter = Drafter(drafter_runner, self._drafter_link, options)
-        self._weights_version = self._target.weights_version
+        self._weights = self._target.weights
 
     @property
     def times(self) -> LoopTimes:
@@ -46,8 +46,8 @@ class SharedWeightsLoop:
 
     def turn(self) -> None:
         self._target.turn()
-        if self._target.weights_version != self._weights_version:
-            self._weights_version = self._target.weights_version
+        if self._target.weights != self._weights:
+            self._weights = self._target.weights
             self._drafter.forget_texts()
         self._drafter.turn()
 

@@ -30,7 +30,7 @@ from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.proposers import AttachedDrafters, Proposer, TextLookup
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.link import Link
-from actors.wire.messages import Report
+from actors.wire.messages import Report, WeightsState
 from decoding.drafts.corpus import Corpus
 from decoding.drafts.verification import Verdict
 from decoding.grammars.structure import MaskThread
@@ -82,8 +82,8 @@ class Target:
         self._counted_until_s = 0.0  # the end of the last verified step, or of the wait for rows
 
     @property
-    def weights_version(self) -> str:
-        return self._rows.weights.present.version
+    def weights(self) -> WeightsState:
+        return self._rows.weights
 
     def load(self) -> Report:
         """Return the current load; any thread may ask."""

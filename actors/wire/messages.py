@@ -164,6 +164,7 @@ class SetWeights(msgspec.Struct, frozen=True, tag=True):
     """Weights to have once no row needs others. A row of a target runs with those that its admission names."""
 
     weights: Weights
+    asleep: bool = False  # whether to hold none in memory, and no pages, while no row needs them
 
 
 class Remember(msgspec.Struct, frozen=True, tag=True):
@@ -376,7 +377,8 @@ class WeightsState(msgspec.Struct, frozen=True):
 
     present: Weights = Weights()
     unfit: str = ""  # the version that could not be loaded last
-    error: str = ""  # why
+    error: str = ""  # why; without `unfit`: why the replica can't sleep
+    asleep: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):

@@ -30,36 +30,60 @@ class RunTimeWeights:
     async def load(self, model: str, path: str, *, recompute: bool = False) -> str:
         """Let requests to a model run with a checkpoint's weights. Return their version once all its replicas do.
 
+        A model that sleeps loads them when it wakes.
         An error leaves the present weights in place. Options: see `Coordinator.set_weights`.
 
         Raises:
             InvalidRequestError: the checkpoint does not fit the model, or a replica can't load it.
         """
-        if model not in self.models:
-            reason = f"model: the weights of {model!r} stay; {nearest(model, self.models)}"
-            raise InvalidRequestError(reason, field="model")
+        self._check_model(model)
         async with self._changing:
             digest = await asyncio.get_running_loop().run_in_executor(None, _checked, self.models[model], path)
             before = self._coordinator.weights(model) or Weights()
             weights = Weights.numbered(before.order[0] + 1, digest, path)
             self._coordinator.set_weights(model, weights, recompute=recompute)
-            error = await self._until_loaded(model, weights.version)
+            if self._coordinator.is_asleep(model):
+                return weights.version
+            error = await self._until(model, weights.version)
             if error is not None:
                 again = Weights.numbered(before.order[0] + 2, before.order[1], before.path)
                 self._coordinator.set_weights(model, again)
-                await self._until_loaded(model, again.version)
+                await self._until(model, again.version)
                 raise InvalidRequestError(f"path: {error}", field="path")
             return weights.version
 
-    async def _until_loaded(self, model: str, version: str) -> str | None:
-        """Wait until all replicas have a version of the weights. Return why one can't load it, if so."""
+    async def set_asleep(self, model: str, asleep: bool) -> None:
+        """Let all replicas of a model drop their weights and pages, once their requests have ended; or load them.
+
+        Raises:
+            InvalidRequestError: they can't.
+        """
+        self._check_model(model)
+        async with self._changing:
+            self._coordinator.set_asleep(model, asleep)
+            weights = self._coordinator.weights(model) or Weights()
+            error = await self._until(model, weights.version, asleep=asleep)
+            if error is not None:
+                self._coordinator.set_asleep(model, not asleep)
+                raise InvalidRequestError(f"model: {error}", field="model")
+
+    def _check_model(self, model: str) -> None:
+        if model not in self.models:
+            reason = f"model: the weights of {model!r} stay; {nearest(model, self.models)}"
+            raise InvalidRequestError(reason, field="model")
+
+    async def _until(self, model: str, version: str, *, asleep: bool = False) -> str | None:
+        """Wait until all replicas have a version of the weights, or sleep. Return why one can't, if so."""
         while True:
             reports = [report for address, report in self._coordinator.reports() if address.model == model]
             states = [report.weights for report in reports if report is not None]
-            errors = [state.error for state in states if state.unfit == version]
+            errors = [state.error for state in states if state.error and state.unfit == ("" if asleep else version)]
             if errors:
                 return errors[0]
-            if len(states) == len(reports) and all(state.present.version == version for state in states):
+            there = [
+                state.asleep if asleep else state.present.version == version and not state.asleep for state in states
+            ]
+            if len(there) == len(reports) and all(there):
                 return None
             await asyncio.sleep(_POLL_S)
 

@@ -63,6 +63,19 @@ class LoadedWeights(BaseModel):
     version: str  # as answers name it
 
 
+class SleepRequest(StrictModel):
+    """Body of POST /v1/sleep and /v1/wake."""
+
+    model: str = Field(description="A model of the configuration, not an endpoint.")
+
+
+class Asleep(BaseModel):
+    """Response of POST /v1/sleep and /v1/wake."""
+
+    model: str
+    asleep: bool
+
+
 class ScaleRequest(StrictModel):
     """Body of POST /scale."""
 
@@ -120,8 +133,8 @@ def add_adapter_routes(api: FastAPI, adapters: RunTimeAdapters, share: Share | N
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
 
-def add_weights_route(api: FastAPI, weights: RunTimeWeights) -> None:
-    """Add POST /v1/weights."""
+def add_weights_routes(api: FastAPI, weights: RunTimeWeights) -> None:
+    """Add POST /v1/weights, /v1/sleep and /v1/wake."""
 
     def permitted(request: Request) -> None:
         key: ApiKey = request.state.key
@@ -132,11 +145,25 @@ def add_weights_route(api: FastAPI, weights: RunTimeWeights) -> None:
             reason = f"the API key {key.name!r} may not; use one with http.api_keys.NAME.weights: true"
             raise HTTPException(HTTPStatus.FORBIDDEN, reason)
 
-    @api.post("/v1/weights", responses=_ERRORS, dependencies=[Depends(permitted)])
+    options: dict[str, Any] = {"responses": _ERRORS, "dependencies": [Depends(permitted)]}
+
+    @api.post("/v1/weights", **options)
     async def load(body: LoadWeightsRequest) -> LoadedWeights:
         """Replace the weights of a running model. No request is lost, and no text is written by two versions."""
         version = await weights.load(body.model, body.path, recompute=body.policy == "recompute")
         return LoadedWeights(model=body.model, version=version)
+
+    @api.post("/v1/sleep", **options)
+    async def sleep(body: SleepRequest) -> Asleep:
+        """Give the memory of a model back once its requests have ended. New ones get 503 until it wakes."""
+        await weights.set_asleep(body.model, True)
+        return Asleep(model=body.model, asleep=True)
+
+    @api.post("/v1/wake", **options)
+    async def wake(body: SleepRequest) -> Asleep:
+        """Load a model that sleeps again."""
+        await weights.set_asleep(body.model, False)
+        return Asleep(model=body.model, asleep=False)
 
 
 def add_scaling_route(api: FastAPI, roles: Mapping[str, Role], set_replicas: SetReplicas) -> None:

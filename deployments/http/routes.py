@@ -34,7 +34,7 @@ from deployments.fields.prompts import (
     TokenizeRequest,
 )
 from deployments.fields.strict import MAX_BODY_BYTES
-from deployments.http.admin_routes import Share, add_adapter_routes, add_weights_route
+from deployments.http.admin_routes import Share, add_adapter_routes, add_weights_routes
 from deployments.http.announcer import Announcer, AnnouncerMiddleware
 from deployments.http.answering import answer
 from deployments.http.bodies import EarlyRefusal, SmallBodyRoute, large_body_route
@@ -118,7 +118,7 @@ def make_api(
     add_status_routes(api, service, surroundings.drain, surroundings.ask_others, surroundings.ask_placements)
     add_adapter_routes(api, service.adapters, surroundings.share_adapters)
     add_response_routes(api, service.conversations)
-    add_weights_route(api, service.weights)
+    add_weights_routes(api, service.weights)
     add_page(api)
     large = APIRouter(route_class=large_body_route(max_body_bytes))
     _add_answer_routes(large, service)

@@ -1,7 +1,9 @@
 """New weights for a running model: whether they fit it, and how they get under its packed layers."""
 
+import ctypes
 import json
-from collections.abc import Iterator
+import mmap
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -80,7 +82,7 @@ def _tokens(path: str, revision: str | None) -> list[Any] | None:
 
 
 class ReplaceableWeights:
-    """The weights of a running model, which may be replaced between two steps."""
+    """The weights of a running model, which may be replaced between two steps, or left out for a while."""
 
     def __init__(self, runner: Runner, spec: ModelSpec) -> None:
         """spec: what the model was loaded by."""
@@ -99,6 +101,31 @@ class ReplaceableWeights:
         if digest and digest_of(path) != digest:
             raise ConfigError(f"{path!r} has changed since it was announced; load it again")
         publish_weights(self.runner, self._spec, path)
+
+    def drop(self) -> None:
+        """Give the memory of weights and cache back to the system until `load`. Nothing may run before.
+
+        Raises:
+            ConfigError: the model is not on a CPU, where tensors keep their addresses without memory.
+        """
+        if self.runner.device.type != "cpu":
+            raise ConfigError(f"a model on {self.runner.device} can't sleep; only those on CPUs can")
+        self.runner.cache.forget_texts()
+        _release(tensor for _, tensor in named_tensors(self.runner.model))
+        _release(self.runner.cache.memory())
+
+
+def _release(tensors: Iterable[Tensor]) -> None:
+    """Give back the memory pages that tensors fill. They stay where they are, and hold zeros or what a file holds."""
+    system = ctypes.CDLL(None, use_errno=True)
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            continue
+        storage = tensor.untyped_storage()
+        first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if size > 0 and system.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "memory can't be given back")
 
 
 def publish_weights(runner: Runner, spec: ModelSpec, path: str) -> None:

@@ -92,6 +92,11 @@ class KVPages(PageTables):
         if self.states is not None:
             self.states.clear(slot)
 
+    def memory(self) -> Iterator[Tensor]:
+        """Yield the tensors that hold keys, values and states."""
+        for stores in (*self.layers.values(), *self.state_memory.values()):
+            yield from stores
+
     def forget_texts(self) -> None:
         """Forget the content of all pages that nobody holds, and all snapshots: other weights computed them."""
         self.allocator.forget_unheld()

@@ -120,7 +120,7 @@ def test_weights_are_replaced(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     ids = tokenizer(PROMPTS[0], return_tensors="pt").input_ids
-    with LLM(TARGET, drafter=DRAFTER, dtype="float32", threads=1, max_length=64) as llm:
+    with LLM(TARGET, drafter=DRAFTER, dtype="float32", threads=1, max_length=64, weights_at_run_time=True) as llm:
         (before,) = llm.generate(PROMPTS[0], GREEDY)
         version = llm.load_weights(tmp_path / "new")
         (answer,) = llm.generate(PROMPTS[0], GREEDY)

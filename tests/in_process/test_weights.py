@@ -16,6 +16,7 @@ from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.wire.messages import Weights
+from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
 from engine.loading.new_weights import ReplaceableWeights, digest_of
@@ -171,3 +172,30 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(engine: Engine, checkp
         (answer,) = waiting.result()
     assert version(answer) == "2"
     assert tokens(answer) == checkpoints.texts[0][0]
+
+
+@pytest.mark.parametrize("names", [["target", "drafter"]])
+def test_a_model_sleeps_when_its_requests_have_ended_and_wakes_with_its_weights(
+    engine: Engine, checkpoints: Checkpoints
+) -> None:
+    def is_asleep(*models: str) -> bool:
+        return all(engine.loops[model].load().weights.asleep for model in models)
+
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(engine.generate, [request(kind) for kind in range(KINDS)])
+        wait_until(lambda: bool(engine.loops["target"].load().active), "the requests have begun")
+        for model in ("target", "drafter"):
+            engine.coordinator.set_asleep(model, True)
+        answers = asked.result()
+    assert [tokens(answer) for answer in answers] == checkpoints.texts[0][:KINDS]
+    wait_until(lambda: is_asleep("target", "drafter"), "both sleep")
+    with pytest.raises(UnavailableError, match="sleeps; POST /v1/wake"):
+        engine.generate([request(0)])
+    engine.coordinator.set_weights("target", checkpoints.weights(1))  # it gets them when it wakes
+    assert is_asleep("target", "drafter")
+    for model in ("target", "drafter"):
+        engine.coordinator.set_asleep(model, False)
+    for kind in range(KINDS):
+        (answer,) = engine.generate([request(kind)])
+        assert tokens(answer) == checkpoints.texts[1][kind]
+    wait_until(lambda: not is_asleep("drafter"), "the drafter wakes")

@@ -28,7 +28,7 @@ VERSION = "X-Consort-Weights"
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[str]]:
     """Checkpoints, with the texts of transformers."""
-    folder, texts = tmp_path_factory.mktemp("weights"), {}
+    folder, texts = tmp_path_factory.mktemp("weights"), dict[Path, list[str]]()
     tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / "models" / "target")
     for seed in range(CHECKPOINTS):
         model: Any = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "target", dtype=torch.float32).eval()
@@ -52,16 +52,13 @@ def url(texts: dict[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    models = {"target": {"path": str(next(iter(texts))), "replicas": 2}, "drafter": {"path": "models/drafter"}}
+    usual = {"dtype": "float32", "threads": 1}
+    target = {"path": str(next(iter(texts))), "replicas": 2, "weights_at_run_time": True, **usual}
     config = {
-        "models": {
-            name: {**model, "dtype": "float32", "threads": 1, "weights_at_run_time": name == "target"}
-            for name, model in models.items()
-        },
+        "models": {"target": target, "drafter": {"path": str(ROOT / "models" / "drafter"), **usual}},
         "endpoints": {"pair": {"target": "target", "drafter": "drafter", "draft_length": 4}},
         "http": {"port": port, "cached_tokens": 0, "api_keys": {"t": {"key": "trainer", "weights": True}}},
     }
-    config["models"]["drafter"]["path"] = str(ROOT / "models" / "drafter")
     file = tmp_path_factory.mktemp("config") / "config.yaml"
     file.write_text(yaml.safe_dump(config))
     url = f"http://127.0.0.1:{port}"

@@ -1,6 +1,8 @@
-"""Memory that native code has allocated in this process."""
+"""Memory of this process."""
 
 import ctypes
+import resource
+from pathlib import Path
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -21,3 +23,8 @@ def native_bytes() -> int:
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()
     return int(info.uordblks + info.hblkhd)
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()

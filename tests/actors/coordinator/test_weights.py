@@ -3,9 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
+from actors.coordinator.request import Delta, Request
 from actors.wire.messages import Admit, Cancel, Message, SetWeights, Weights, WeightsState
+from decoding.blending.params import Term
 from decoding.errors import UnavailableError
-from tests.support.coordinator_stage import PROMPT, Stage, commit, reports, tokens_of
+from decoding.sampling.params import SamplingParams
+from tests.support.coordinator_stage import ENDPOINT, PROMPT, Stage, commit, reports, tokens_of
 
 ONE, TWO = Weights("1-aa", "/one"), Weights("2-bb", "/two")
 
@@ -117,3 +120,31 @@ def test_a_version_without_a_replica_fails_in_time(stage: Stage) -> None:
         stage.say("t1", state(Weights(), unfit=ONE.version))
         stage.turn(later_s=1.0)
     assert isinstance(deltas[-1].error, UnavailableError)
+
+
+def test_a_model_that_sleeps_gets_no_requests(stage: Stage) -> None:
+    stage.set_replicas("t1")
+    begun = stage.submit(1)
+    stage.coordinator.set_asleep("big", True)
+    stage.turn()
+    assert SetWeights(Weights(), asleep=True) in stage.received("t1")
+    (refused,) = stage.submit(2)
+    assert str(refused.error) == "the model 'big' sleeps; POST /v1/wake wakes it"
+    stage.say("t1", commit(3, 5, finish="length"))
+    assert tokens_of(begun) == [5]
+    stage.say("t1", state(Weights()))  # it was told, but not yet free
+    assert SetWeights(Weights(), asleep=True) in stage.received("t1")
+    stage.coordinator.set_asleep("big", False)
+    stage.turn()
+    assert stage.received("t1") == [SetWeights(Weights())]
+    assert not stage.submit(3)
+
+
+@pytest.mark.parametrize(("term", "refused"), [(Term(name="small"), True), (Term(name="own", is_own=True), False)])
+def test_a_text_of_several_models_with_versions_is_refused(stage: Stage, term: Term, refused: bool) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas: list[Delta] = []
+    asked = Request(ENDPOINT, PROMPT, SamplingParams(max_tokens=4), terms=(term,), request_id=7)
+    stage.coordinator.submit(asked, deltas.append)
+    stage.turn()
+    assert [str(delta.error).split(",")[0] for delta in deltas] == ["formula: 'big' has weights_at_run_time"] * refused

@@ -133,6 +133,28 @@ def test_what_can_not_be_loaded_is_refused_and_leaves_the_weights(client: TestCl
     assert text(client, version) == before
 
 
+def test_a_model_sleeps_and_wakes(client: TestClient, folders: list[Path]) -> None:
+    version = load(client, folders[1])
+    before = text(client, version)
+    assert client.post("/v1/sleep", json={"model": "target"}).json() == {"model": "target", "asleep": True}
+    answer = client.post("/v1/completions", json={**PROMPT, "cache_salt": "new"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        503,
+        "the model 'target' sleeps; POST /v1/wake wakes it",
+    )
+    assert client.post("/v1/wake", json={"model": "target"}).json() == {"model": "target", "asleep": False}
+    salted = client.post("/v1/completions", json={**PROMPT, "cache_salt": "new"})  # no cached answer
+    assert (salted.json()["choices"][0]["text"], salted.headers[VERSION]) == (before, version)
+    assert client.post("/v1/sleep", json={"model": "target"}).status_code == 200
+    version = load(client, folders[0])
+    assert client.post("/v1/wake", json={"model": "target"}).status_code == 200
+    assert text(client, version) != before
+    for path in ("/v1/sleep", "/v1/wake"):
+        answer = client.post(path, json={"model": "base"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("model: the weights of 'base' stay; ")
+
+
 def test_only_keys_for_weights_may_replace_them(client: TestClient, folders: list[Path]) -> None:
     body = {"model": "target", "path": str(folders[0])}
     answer = client.post("/v1/weights", json=body, headers={"Authorization": "Bearer admin"})

@@ -25,6 +25,7 @@ from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import tiny_model
+from tests.support.process_memory import resident_bytes
 from tests.support.trimmed import copied, save_trimmed
 
 PROMPT = list(range(1, 24))
@@ -76,7 +77,9 @@ def test_so_do_models_with_other_layers(family: str, changes: dict[str, Any], tm
     check_weights(old, new.path)
     ReplaceableWeights(runner, old).load(new.path, digest_of(new.path))
     assert torch.equal(logits(runner), logits(expected))
-    ReplaceableWeights(runner, old).load("", "")
+    weights = ReplaceableWeights(runner, old)
+    weights.drop()
+    weights.load("", "")
     assert torch.equal(logits(runner), before)
 
 
@@ -119,6 +122,20 @@ def test_what_does_not_fit_is_named_before_anything_is_loaded(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="has changed since"):
         ReplaceableWeights(runner, present).load(str(tmp_path / "same"), "0badc0de")
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(runner.model))
+
+
+def test_a_dropped_model_takes_no_memory(tmp_path: Path) -> None:
+    """The weights are 25 MB. What else the process holds may vary a little."""
+    tiny_model("llama", hidden_size=256, intermediate_size=4096, num_hidden_layers=2).save_pretrained(tmp_path)
+    runner = load_runner(spec(tmp_path, "float32"))
+    runner.logits([RowInput(slot=0, start=0, tokens=PROMPT)])
+    runner.cache.clear_all()
+    before, weights = resident_bytes(), ReplaceableWeights(runner, spec(tmp_path, "float32"))
+    held = sum(tensor.nbytes for _, tensor in named_tensors(runner.model))
+    weights.drop()
+    assert before - resident_bytes() > 0.8 * held
+    weights.load("", "")
+    assert torch.equal(logits(runner), logits(load_runner(spec(tmp_path, "float32"))))
 
 
 def test_prefixes_that_the_old_weights_computed_are_computed_anew(tmp_path: Path) -> None:
