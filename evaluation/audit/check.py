@@ -99,15 +99,16 @@ def run(check: Check, server: Server, sample: Sample) -> Result:
     probes, before = check.probes(sample), server.tokens
     reasons: list[str] = []
     seen: list[tuple[Probe, Difference]] = []
+    requests = 0
     for probe in probes:
         try:
             seen += [(probe, difference) for difference in _looked(check, server, probe)]
+            requests += len(probe.bodies)
         except (NotOfferedError, InvalidRequestError, OverloadedError) as error:
             reasons.append(str(error))
-    requests, tokens = sum(len(probe.bodies) for probe in probes), server.tokens - before
+    tokens = server.tokens - before
     if not seen:
-        verdict: Verdict = "not offered" if len(reasons) == len(probes) else "kept"
-        return Result(check, verdict, tokens, requests, reasons=reasons)
+        return Result(check, "kept" if requests else "not offered", tokens, requests, reasons=reasons)
     difference, repeatable = _shrunk(check, server, *seen[0])
     return Result(check, "differs", tokens, requests, len(seen), difference, repeatable, reasons)
 

@@ -58,10 +58,7 @@ def _stop_strings(server: Server, probe: Probe) -> Iterator[Difference]:
         if stop is None:
             raise NotOfferedError("the answers are too short for a stop string")
         expected, stopped = whole[: whole.index(stop)], body | {"stop": [stop]}
-        for answer, asked in (
-            (server.ask(stopped), stopped),
-            (server.stream(stopped), stopped | {"stream": True}),
-        ):
+        for answer, asked in ((server.ask(stopped), stopped), (server.stream(stopped), stopped | {"stream": True})):
             if answer.first.text != expected:
                 yield Difference(f"{expected!r}, before {stop!r}", repr(answer.first.text), [body, asked])
             elif answer.first.finish != "stop":

@@ -45,16 +45,12 @@ def page(server: Server, results: Sequence[Result]) -> str:
 
 def summary(result: Result) -> str:
     """Return a line about a result."""
-    reason = f" ({result.reasons[0]})" if result.verdict == "not offered" and result.reasons else ""
+    lacking = f"; {len(result.reasons)} not offered: {result.reasons[0]}" if result.reasons else ""
     if result.difference is None:
-        return (
-            f"{result.requests} requests, {result.tokens:,} tokens"
-            if result.verdict == "kept"
-            else f"not offered{reason}"
-        )
+        return f"{result.requests} requests, {result.tokens:,} tokens{lacking}"
     again = "" if result.repeatable else "; not seen again when it was repeated"
     return (
-        f"{result.differing} of {result.requests} requests differ{again}: "
+        f"{result.differing} differ in {result.requests} requests{again}: "
         f"expected {result.difference.expected}, got {result.difference.actual}"
     )
 

@@ -105,7 +105,7 @@ def _other_text(documents: list[Document], choice: int = 0) -> None:
                 return
 
 
-def _once_in(tokens: int) -> Callable[[Document, list[Document]], None]:
+def once_in(tokens: int) -> Callable[[Document, list[Document]], None]:
     """Spoil a token of the answer in which so many tokens have been written since the last time."""
     written = itertools.count(1)
 
@@ -180,8 +180,7 @@ def _total(asked: Document, documents: list[Document]) -> None:
 
 seeds = itertools.count(100)
 FAULTS = {
-    "another token once in 20": lambda: Fault("greedy, repeated", answer=_once_in(20)),
-    "another token once in 500": lambda: Fault("greedy, repeated", answer=_once_in(500)),
+    "another token once in 20": lambda: Fault("greedy, repeated", answer=once_in(20)),
     "a lost stop": lambda: Fault("stop strings", request=lambda asked: asked.pop("stop", None)),
     "a wrong count": lambda: Fault("usage", answer=_usage),
     "a count of one choice": lambda: Fault("n choices", answer=_total),
