@@ -1,45 +1,54 @@
 """The cost of a target step by its number of tokens: measured at the start, then corrected by each step."""
 
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import pairwise
 
 from engine.model.cuda import StepTimer
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
 _SMOOTHING = 0.1  # weight of the newest step
-_RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean
+_RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean …
+_FOLLOWING = 0.03  # … and, without a step of their own for so long, that of a step so many times as large or small
+_ALIKE, _RECENT_STEPS = 4, 32
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _RECORDED_TOKENS = 9  # steps of up to so many are recorded first, as those of usual sizes are later
 _ROUNDS = 8
 _LEAST_TOKENS, _LONG_S = 17, 0.1  # of a step from which the time of larger ones may be extrapolated
 _PROPORTIONAL = 0.8  # a proportional step takes at least this share of what the size below it predicts
 _MEASURING_S = 0.05  # of each size; the server waits meanwhile, and the first requests' steps measure on
+_AGREEING = 1.1  # ratio of a size's best two times, until which it may take so many times as long
+_DOUBTING = 8
 
 
 class StepCost:
     """A curve through times measured at some sizes, with a factor at each size that later steps correct.
 
-    Factors of sizes without steps slowly follow the rest, so that no stale time stays for ever.
+    Factors of sizes without steps follow those of similar sizes soon, because other processes slow down all of them,
+    and the rest slowly, so that no stale time stays for ever.
     """
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float], padded: Sequence[int] = ()) -> None:
         """
         sizes: ascending numbers of tokens.
-        seconds: of a step of each size. The curve never falls.
+        seconds: of a step of each size. The curve never falls, and never rises faster than in proportion, because
+            several steps do what a larger one does.
         padded: ascending sizes that steps are padded to, if they are; larger steps are not.
         """
         self._padded = list(padded)
         self._sizes = list(sizes)
-        self._seconds = list(accumulate(seconds, max))
+        self._seconds = [*seconds[:1]]
+        for (smaller, size), own_s in zip(pairwise(sizes), seconds[1:], strict=True):
+            self._seconds.append(min(max(own_s, self._seconds[-1]), self._seconds[-1] * size / smaller))
         self._factors = [1.0] * len(self._sizes)
         self._current = self._seconds
         self._factor = 1.0  # running mean over all steps
+        self._notes, self._noted = 0, [-_RECENT_STEPS] * len(self._sizes)  # steps, and when each size had one last
 
     def note(self, tokens: int, seconds: float) -> None:
         tokens = self._pad(tokens)
+        self._notes += 1
         factor = seconds / self._interpolate(self._seconds, tokens)
         self._factor += _SMOOTHING * (factor - self._factor)
         near = {
@@ -49,6 +58,9 @@ class StepCost:
         for index, size_factor in enumerate(self._factors):
             if index in near:
                 self._factors[index] += _SMOOTHING * (factor - size_factor)
+                self._noted[index] = self._notes
+            elif self._notes > self._noted[index] + _RECENT_STEPS and _are_alike(self._sizes[index], tokens):
+                self._factors[index] += _FOLLOWING * (factor - size_factor)
             else:
                 self._factors[index] += _RELAXING * (self._factor - size_factor)
         self._current = [factor * base for factor, base in zip(self._factors, self._seconds, strict=True)]
@@ -72,12 +84,16 @@ class StepCost:
         return seconds[index - 1] + share * (seconds[index] - seconds[index - 1])
 
 
+def _are_alike(size: int, other: int) -> bool:
+    return max(size, other) <= _ALIKE * min(size, other)
+
+
 def measure_step_cost(runner: Runner) -> StepCost:
     """Time steps of a few sizes on an idle runner, which also warms it up.
 
-    The minimum of several rounds counts, because other replicas may be starting on the same machine. Long steps take
-    part in few rounds, where noise matters less. Once a
-    step is long and its time proportional to its tokens, larger ones are not measured: their time is proportional, too.
+    The minimum of several rounds counts, because other replicas may be starting on the same machine; a size whose best
+    two times differ takes part in more. Long steps take part in few, where noise matters less. Once a step is long and
+    its time proportional to its tokens, larger ones are not measured: their time is proportional, too.
     """
     sizes = [size for size in runner.padded_sizes or _MEASURED_SIZES if size <= runner.max_query]
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
@@ -90,15 +106,22 @@ def measure_step_cost(runner: Runner) -> StepCost:
         seconds.append(_time_step(runner, tokens))
         if _is_proportional(sizes, seconds):  # or something else was running
             seconds[-1] = min(seconds[-1], _time_step(runner, tokens))
-    left_s = [_MEASURING_S - step_s for step_s in seconds]
-    for _ in range(_ROUNDS - 1):
-        for index, tokens in enumerate(sizes[: len(seconds)]):
-            if left_s[index] > 0:
-                began_s = time.perf_counter()
-                seconds[index] = min(seconds[index], _time_step(runner, tokens))
-                left_s[index] -= time.perf_counter() - began_s
+    times = [[step_s] for step_s in seconds]
+    for _ in range(_DOUBTING * _ROUNDS - 1):
+        for tokens, own in zip(sizes, times, strict=False):
+            if _is_in_doubt(own):
+                own.append(_time_step(runner, tokens))
     runner.cache.clear_all()
-    return StepCost(sizes[: len(seconds)], seconds, runner.padded_sizes)
+    return StepCost(sizes[: len(times)], [*map(min, times)], runner.padded_sizes)
+
+
+def _is_in_doubt(times: Sequence[float]) -> bool:
+    """Whether to time a size again. times: of its steps, in seconds."""
+    best, *others = sorted(times)
+    agree = bool(others) and others[0] <= _AGREEING * best
+    return len(times) < _ROUNDS * (1 if agree else _DOUBTING) and sum(times) < _MEASURING_S * (
+        1 if agree else _DOUBTING
+    )
 
 
 def _is_proportional(sizes: Sequence[int], seconds: Sequence[float]) -> bool:

@@ -83,6 +83,20 @@ class TimedRunner:
         pass
 
 
+def use_clock_of(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timer:
+        def __init__(self, device: torch.device) -> None:
+            self.began_s = runner.now_s
+
+        def stop(self) -> None:
+            self.ended_s = runner.now_s
+
+        def seconds(self) -> float:
+            return float(self.ended_s - self.began_s)
+
+    monkeypatch.setattr(step_cost, "StepTimer", Timer)
+
+
 @pytest.mark.parametrize(
     ("seconds", "longest", "cost_of_200"),
     [
@@ -97,18 +111,40 @@ def test_long_steps_are_not_measured_where_their_time_is_known(
 ) -> None:
     runner: Any = TimedRunner(seconds)
 
-    class Timer:
-        def __init__(self, device: torch.device) -> None:
-            self.began_s = runner.now_s
-
-        def stop(self) -> None:
-            self.ended_s = runner.now_s
-
-        def seconds(self) -> float:
-            return float(self.ended_s - self.began_s)
-
-    monkeypatch.setattr(step_cost, "StepTimer", Timer)
-    monkeypatch.setattr("actors.verifier.step_cost.time.perf_counter", lambda: runner.now_s)
+    use_clock_of(runner, monkeypatch)
     cost = measure_step_cost(runner)
     assert max(runner.sizes) == longest
     assert cost(200) == pytest.approx(cost_of_200)
+
+
+def test_a_size_never_costs_more_than_several_smaller_steps() -> None:
+    """A step that took 30 times as long as one of half the size was delayed by something else."""
+    cost = StepCost([1, 2, 4], [6.0, 180.0, 12.0])
+    assert [cost(tokens) for tokens in (1, 2, 4)] == [6.0, 12.0, 12.0]
+
+
+def test_similar_sizes_without_steps_follow_soon() -> None:
+    """What slows down all steps must not make drafts look dear, or cheap."""
+    cost = StepCost([1, 3, 33], [10.0, 12.0, 100.0])
+    for _ in range(100):
+        cost.note(1, 20.0)
+    assert cost(3) / cost(1) == pytest.approx(1.2, rel=0.06)
+    assert cost(33) < 150.0
+    for _ in range(100):
+        cost.note(1, 20.0)
+        cost.note(3, 20.0)
+    assert cost(3) == pytest.approx(cost(1), rel=0.01)
+
+
+def test_a_size_whose_times_differ_is_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something else takes the cores during all early steps of two tokens and more."""
+
+    def seconds(tokens: int) -> float:
+        count = runner.sizes.count(tokens)
+        return 0.18 / count if tokens > 1 and count < 3 else 0.006
+
+    runner: Any = TimedRunner(seconds)
+    runner.max_query = 5
+    use_clock_of(runner, monkeypatch)
+    cost = measure_step_cost(runner)
+    assert cost(5) == pytest.approx(0.006)
