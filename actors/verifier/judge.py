@@ -12,7 +12,7 @@ from actors.verifier.inbox import TargetInbox
 from actors.verifier.policy import SpeculationPolicy
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.messages import Commit, PromptAttention, Token, TokenSource
-from decoding.drafts.draft import Draft, ProposerName
+from decoding.drafts.draft import LOOKUPS, Draft, ProposerName
 from decoding.drafts.verification import RejectionRow, Verdict, accepted_path, verify_by_rejection
 from decoding.errors import OutOfPagesError, UnavailableError
 from decoding.sampling.batch import SamplingBatch
@@ -140,7 +140,8 @@ class Committer:
             if self._check(row, verdict):
                 path = verdict.path
                 if row.draft_length:
-                    self._policy.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
+                    tested, accepted = _of_models(draft, verdict)
+                    self._policy.note_verdict(row, drafted=tested, accepted=accepted)
                 if path and path[-1] >= len(path):  # not the draft's first tokens
                     for text in row.texts:
                         self._runner.compact(text.slot, text.cached + 1, [text.cached + 1 + index for index in path])
@@ -207,6 +208,18 @@ class Committer:
         attention = self._runner.attention(row.attention_input())[:, : row.prompt_length]  # [Q, prompt]
         weights: list[float] = attention.mean(dim=0).tolist()
         return weights
+
+
+def _of_models(draft: Draft, verdict: Verdict) -> tuple[int, int]:
+    """Return how many tokens of models were tested and accepted. Copies of texts know their own probabilities."""
+    path = verdict.path
+    if not draft.proposers:
+        return len(path) + verdict.rejected, len(path)
+    from_model = [not LOOKUPS.issuperset(names) for names in draft.proposers]
+    accepted = next((depth for depth, index in enumerate(path) if not from_model[index]), len(path))
+    parent = path[accepted - 1] if accepted else -1
+    tests_another = any(node == parent and of for node, of in zip(draft.parents, from_model, strict=True))
+    return accepted + tests_another, accepted
 
 
 def _records(row: TargetRow, draft: Draft, verdict: Verdict, kept: Sequence[int]) -> list[Token]:
