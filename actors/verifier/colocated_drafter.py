@@ -12,7 +12,7 @@ from msgspec import structs
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.loops.row import Row, RowKey
-from actors.verifier.proposers import Proposer
+from actors.verifier.proposers import Delay, Proposer
 from actors.verifier.rows import TargetRow
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat, ReplicaAddress
@@ -37,7 +37,7 @@ class ColocatedDrafter(Proposer):
         options: the target's loop options, with at most one draft mapping, which is for that target.
         """
         self._has_tokens = has_tokens
-        self.token_s = 0.0
+        self.delay: Delay = Delay(0.0, 0.0)
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
         self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
@@ -83,7 +83,8 @@ class ColocatedDrafter(Proposer):
             if self._has_tokens(offer.all_tokens()) and drafted[offer.request_id].drafts.offer(offer)
         }
         spent = self._drafter.times - before
-        self.token_s = spent.step_s / spent.steps if spent.steps else 0.0
+        token_s = spent.step_s / spent.steps if spent.steps else 0.0
+        self.delay = Delay(token_s, token_s)
         return offered
 
     def remove(self, row: Row) -> None:

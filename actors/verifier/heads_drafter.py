@@ -1,6 +1,7 @@
 """Heads of a target as a proposer: they read its hidden states, and draft for all rows before each step.
 
-While nothing drafts they do not read. What they missed stays a gap in their keys, which can only cost acceptance.
+What a step ran is read right before the next draft. So while nothing is drafted they take no time. What they missed
+stays a gap in their keys, which can only cost acceptance.
 """
 
 import time
@@ -10,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from actors.loops.row import Row, RowKey
-from actors.verifier.proposers import Proposer
+from actors.verifier.proposers import Delay, Proposer
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from decoding.drafts.choices import RANKS, Candidates, DraftChoice, RankCalibration, best_tree, tree_of
 from decoding.drafts.verification import Verdict
@@ -28,6 +29,13 @@ class _Ran(NamedTuple):
     wanted_end: int  # after its last row of `HiddenStates.last`
 
 
+class _Unread(NamedTuple):
+    """What a step ran of a row, which its next draft needs."""
+
+    state: tuple[RowKey, int]  # the row's after the step
+    reading: Reading
+
+
 class _Guess(NamedTuple):
     """A row's candidates, to be compared with what the target chooses."""
 
@@ -43,7 +51,7 @@ class HeadsDrafter(Proposer):
     def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows) -> None:
         self._heads, self._runner, self._rows = heads, runner, rows
         self.name = heads.kind
-        self.token_s = 0.0
+        self.delay: Delay = Delay(0.0, 0.0)
         ranks = RANKS if heads.tree is None else 1 + max((rank for path in heads.tree for rank in path), default=0)
         self._ranks = min(max(ranks, RANKS), runner.vocab_size)
         self._calibrations: defaultdict[tuple[bool, int], RankCalibration] = defaultdict(
@@ -52,6 +60,7 @@ class HeadsDrafter(Proposer):
         self._read: dict[int, tuple[RowKey, int]] = {}  # by slot: whose text its state is of, and up to which length
         self._guesses: dict[RowKey, _Guess] = {}
         self._ran: list[_Ran] = []
+        self._unread: dict[int, _Unread] = {}  # by slot, of the last forward
 
     def drafts_for(self, row: TargetRow) -> bool:
         return row.drafts.heads
@@ -62,21 +71,25 @@ class HeadsDrafter(Proposer):
         Raises:
             OutOfPagesError: as in `Runner.logits`.
         """
-        rows = [row for row in rows if self._draft_length(row) > 0 and self._read.get(row.slot) == _state_of(row)]
-        self.token_s = 0.0
+        began_s = time.perf_counter()
+        self.delay = Delay(0.0, 0.0)
+        rows = [row for row in rows if self._draft_length(row) > 0]
+        self._read_steps(rows)
+        rows = [row for row in rows if self._read.get(row.slot) == _state_of(row)]
         if not rows:
             return set()
-        began_s = time.perf_counter()
         length = max(map(self._draft_length, rows))
         starts = [DraftStart(row.slot, len(row.tokens), row.params, row.adapter_slot or 0) for row in rows]
         for row, choices in zip(rows, self._heads.propose(starts, length, self._ranks), strict=True):
             self._offer(row, choices)
         if self._heads.stepwise:  # otherwise a longer draft takes no longer
-            self.token_s = (time.perf_counter() - began_s) / length
+            further_s = self._heads.further_s
+            self.delay = Delay(max(time.perf_counter() - began_s - (length - 1) * further_s, 0.0), further_s)
         return {row.key for row in rows}
 
     def note_step(self, writers: Sequence[TargetRow | None], inputs: Sequence[Sequence[RowInput]]) -> None:
         """Note what a forward ran. writers: the row of each share, if it writes a text of its own."""
+        self._unread.clear()
         counts = [sum(len(run.tokens) for run in runs) for runs in inputs]
         firsts = [0, *accumulate(counts)]
         ends = accumulate((sum(run.logits_count for run in runs) for runs in inputs), initial=0)
@@ -87,14 +100,17 @@ class HeadsDrafter(Proposer):
         ]
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """Let the heads read what the last forward ran, now that accepted tokens are in the columns of the text."""
+        """Let the heads read the prompts of the last forward, and note what else they have to read of it.
+
+        Accepted tokens are in the columns of the text now.
+        """
         ran, self._ran = self._ran, []
         judged = {v.row.key: (v, verdict) for v, verdict in zip(verifications, verdicts, strict=True)}
         readings: list[Reading] = []
         for row, start, first, wanted_end in ran:
             if self._rows.get(row.key) is not row or row.slot < 0:
                 continue
-            rows, last_row = list(range(row.cached - start)), None
+            rows, last_row, step_tokens = list(range(row.cached - start)), None, 0
             if row.key in judged:
                 verification, verdict = judged[row.key]
                 wanted = verdict.logits_rows()
@@ -102,15 +118,33 @@ class HeadsDrafter(Proposer):
                     last_row = wanted_end - len(verification.rows) + wanted[-1]
                 if len(wanted) > 1:  # a step with a draft; after a prompt, the last chunk's tokens count
                     rows = wanted
+                step_tokens = len(wanted)
                 self._learn(row)
-                self._read[row.slot] = _state_of(row)
             following = row.tokens[start + 1 : start + 1 + len(rows)]
             layers_rows = [first + index for index in rows]
             token, adapter = row.tokens[start], row.adapter_slot or 0
-            readings.append(Reading(row.slot, start, following, layers_rows, last_row, token, adapter))
-        hidden = self._runner.hidden
-        if readings and hidden is not None:
-            self._heads.read(readings, hidden)
+            reading = Reading(row.slot, start, following, layers_rows, last_row, token, adapter)
+            if len(rows) <= step_tokens:
+                self._unread[row.slot] = _Unread(_state_of(row), reading)
+                continue
+            if step_tokens:
+                self._read[row.slot] = _state_of(row)
+            readings.append(reading)
+        self._run_readings(readings)
+
+    def _read_steps(self, rows: Sequence[TargetRow]) -> None:
+        """Let the heads read what the last forward ran of rows that are to get drafts."""
+        readings: list[Reading] = []
+        for row in rows:
+            unread = self._unread.pop(row.slot, None)
+            if unread is not None and unread.state == _state_of(row):
+                self._read[row.slot] = unread.state
+                readings.append(unread.reading)
+        self._run_readings(readings)
+
+    def _run_readings(self, readings: Sequence[Reading]) -> None:
+        if readings and self._runner.hidden is not None:
+            self._heads.read(readings, self._runner.hidden)
 
     def remove(self, row: Row) -> None:
         self._guesses.pop(row.key, None)

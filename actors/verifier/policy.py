@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 
 from actors.loops.row import RowKey
-from actors.verifier.proposers import Proposer, ProposerChoice
+from actors.verifier.proposers import Delay, Proposer, ProposerChoice
 from actors.verifier.rows import TargetRow, Verification
 from actors.verifier.speculation_trial import SpeculationTrial
 from actors.verifier.step_cost import measure_step_cost
@@ -20,7 +20,8 @@ from engine.model.runner import Runner
 
 _PATIENCE = 1.5  # draft latencies that a row waits for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means
-_DRIFT = 0.99  # factor on the estimates of drafting's time per step, so that waiting and drafting are tried again
+# Factors per step on the estimates of the time that waiting and drafting take, so that both are tried again.
+_DRIFT, _DELAY_DRIFT = 0.99, 0.997
 _MOST_DELAY = 3.0  # a longer delay by drafting counts as so many times the usual one
 
 
@@ -38,8 +39,8 @@ class SpeculationPolicy:
         self._adaptive, self._alternating = adaptive, alternating
         self._branching = runner.trees_are_exact
         self._proposers = proposers
-        self._following = [each for each in proposers if each.token_s is None]  # they delay no step
-        delaying = [each for each in proposers if each.token_s is not None]
+        self._following = [each for each in proposers if each.delay is None]  # they delay no step
+        delaying = [each for each in proposers if each.delay is not None]
         self._choice = ProposerChoice(delaying, adaptive=adaptive)
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: expected of a new one
         self._step_cost_s = measure_step_cost(runner)
@@ -58,7 +59,7 @@ class SpeculationPolicy:
         )
         self.active_rows = 1  # that write texts; includes rows in prefill, which will run soon
         self._latency_token_s: float | None = None  # of a draft token that a row waits for
-        self._drafting_token_s: float | None = None  # by which a draft token of all rows delays the step
+        self._delay: Delay | None = None  # of a step by its drafts
 
     @property
     def acceptance(self) -> float:
@@ -90,9 +91,9 @@ class SpeculationPolicy:
             return
         others_draft = any(each.drafts_for(row) for each in self._following for row in rows)
         trying = self._adaptive and self.trial.is_trying and not others_draft
-        token_s = self._choice.propose(rows, self._cost_s(rows)(len(rows)), trying=trying)
-        if token_s:
-            self.note_drafting(token_s)
+        delay = self._choice.propose(rows, self._cost_s(rows)(len(rows)), trying=trying)
+        if delay is not None and any(delay):
+            self.note_drafting(delay)
 
     def choose_drafts(
         self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0, drafting_s: float = 0.0
@@ -126,10 +127,11 @@ class SpeculationPolicy:
         if self._latency_token_s:
             wanted = self._lengths(rows, limits, latency_s=self._latency_token_s)
             self._latency_token_s *= _DRIFT
-        if self._drafting_token_s:
-            in_step = self._lengths(rows, limits, latency_s=self._drafting_token_s, alternating=True)
+        if self._delay is not None:
+            first_s, further_s = self._delay
+            in_step = self._lengths(rows, limits, latency_s=further_s, first_s=first_s, alternating=True)
             if self.speculates():
-                self._drafting_token_s *= _DRIFT
+                self._delay = Delay(_DELAY_DRIFT * first_s, _DELAY_DRIFT * further_s)
         for row, *lengths in zip(rows, wanted, useful, in_step, strict=True):
             row.drafts.wanted_length, row.drafts.useful_length, row.drafts.in_step_length = lengths
             if not row.drafts.expected or self._alternating:
@@ -201,10 +203,13 @@ class SpeculationPolicy:
                 plain_cost_s.note(len(rows), seconds)
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 
-    def note_drafting(self, token_s: float) -> None:
-        """Learn by how much a draft token of all rows together delays the step. Hiccups of the machine count little."""
-        mean_s = self._drafting_token_s or token_s
-        self._drafting_token_s = _smooth(mean_s, min(token_s, _MOST_DELAY * mean_s))
+    def note_drafting(self, delay: Delay) -> None:
+        """Learn by how much drafts delay the step. Hiccups of the machine count little."""
+        means = self._delay or delay
+        first_s, further_s = (
+            _smooth(mean, min(s, _MOST_DELAY * mean) if mean else s) for mean, s in zip(means, delay, strict=True)
+        )
+        self._delay = Delay(first_s, further_s)
 
     def note_offer(self, row: TargetRow, now_s: float, *, fits: bool = True) -> None:
         """Learn from an offer. If it fits the text, it may complete the draft that the row waits for."""
@@ -223,14 +228,21 @@ class SpeculationPolicy:
         row.drafts.incomplete_since_s = None
 
     def _lengths(
-        self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float = 0.0, alternating: bool = False
+        self,
+        rows: Sequence[TargetRow],
+        limits: list[int],
+        *,
+        latency_s: float = 0.0,
+        first_s: float | None = None,
+        alternating: bool = False,
     ) -> list[int]:
         if not self._adaptive or not any(limits):
             return limits
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.drafts.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=alternating)
+        cost_s = self._cost_s(rows)
+        return choose_draft_lengths(rates, limits, cost_s, latency_s, first_latency_s=first_s, alternating=alternating)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> Callable[[int], float]:
         """Return the cost of such rows' steps by tokens, each of which runs in all the texts of its row.

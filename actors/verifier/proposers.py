@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from actors.loops.mailbox import Mailbox
 from actors.loops.row import Row, RowKey, ServedRow
@@ -30,11 +31,18 @@ _TIME_SMOOTHING = 0.05  # least weight of the newest time in a running mean
 _Arm = frozenset[ProposerName]
 
 
+class Delay(NamedTuple):
+    """Seconds by which drafts of all rows together delay a step."""
+
+    first_s: float  # by their first tokens
+    further_s: float  # by each further token of the longest
+
+
 class Proposer:
     """Makes drafts for the rows of one target. It does not know when it is asked, or what else drafts."""
 
     name: ProposerName
-    token_s: float | None = None  # by which a draft token of all rows delayed the last step; None: it delays no step
+    delay: Delay | None = None  # of the last step; None: it delays none
     spent_s = 0.0  # time for which steps waited for it
     rests_alone = False  # whether it may rest when nothing else delays the step; if not, its draft lengths fall to 0
 
@@ -157,14 +165,14 @@ class ProposerChoice:
     def skip(self) -> None:
         self._asked, self._rows = frozenset(), set()
 
-    def propose(self, rows: Sequence[TargetRow], step_s: float, *, trying: bool = False) -> float:
+    def propose(self, rows: Sequence[TargetRow], step_s: float, *, trying: bool = False) -> Delay | None:
         """Let those that pay put drafts into the rows' tries.
 
         step_s: the expected seconds of a step without drafts.
         trying: speculation is compared with plain decoding, and nothing else drafts, so one must be asked.
 
         Returns:
-            The seconds by which a draft token of all rows delayed the step; 0 if unknown.
+            By how much they delayed the step; None if unknown.
 
         Raises:
             OutOfPagesError: as in `Runner.logits`.
@@ -178,7 +186,7 @@ class ProposerChoice:
             may_rest = not trying and any(each.rests_alone for each in useful)
             self._asked = evidence.choose(names, step_s, least=0 if may_rest else 1)
         self.resting = names - self._asked
-        token_s, known = 0.0, True
+        delays, known = [], True
         self._rows = {row.key for row in rows}
         for proposer in useful:
             if proposer.name not in self._asked:
@@ -191,8 +199,8 @@ class ProposerChoice:
                 known &= evidence.calls[proposer.name].note(seconds)
             else:
                 self._rows, known = set(), False
-            token_s += proposer.token_s or 0.0
-        return token_s if known else 0.0
+            delays += [proposer.delay] if proposer.delay is not None else []
+        return Delay(*map(sum, zip(*delays, strict=True))) if delays and known else None
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
         """Learn from a step what the proposers that were asked have brought."""

@@ -64,6 +64,7 @@ def choose_draft_lengths(
     step_cost_s: Callable[[int], float],
     draft_latency_s: float,
     *,
+    first_latency_s: float | None = None,
     alternating: bool = False,
 ) -> list[int]:
     """Choose the common draft length that maximises expected committed tokens per second, [B] within the limits.
@@ -72,16 +73,19 @@ def choose_draft_lengths(
     limits: [B] maximum draft tokens of each row.
     step_cost_s: as in `choose_draft_tokens`.
     draft_latency_s: seconds to wait per draft token; 0 if the drafts exist already.
+    first_latency_s: for the first token, if that takes another time.
     alternating: drafting and verification alternate, so the target waits for every draft.
     """
     tokens = len(acceptance)
     expected = float(tokens)
     best, best_goodput = 0, expected / step_cost_s(tokens)
+    first_s = draft_latency_s if first_latency_s is None else first_latency_s
     for length in range(1, max(limits) + 1):
         longer = [rate for rate, limit in zip(acceptance, limits, strict=True) if limit >= length]
         tokens += len(longer)
         expected += sum(rate**length for rate in longer)
-        wait_s = draft_latency_s * length * (1.0 if alternating else _wait_probability(acceptance, limits, length))
+        drafting_s = first_s + draft_latency_s * (length - 1)
+        wait_s = drafting_s * (1.0 if alternating else _wait_probability(acceptance, limits, length))
         goodput = expected / (step_cost_s(tokens) + wait_s)
         if goodput > best_goodput:
             best, best_goodput = length, goodput

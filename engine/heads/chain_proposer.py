@@ -4,6 +4,7 @@ Column p holds the pair of the target's hidden state after token p and token p +
 column may be that of another next token: that can only cost acceptance.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -11,14 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from decoding.drafts.choices import DraftChoice
+from decoding.drafts.choices import RANKS, DraftChoice
 from decoding.sampling import sampler
+from decoding.sampling.params import SamplingParams
 from decoding.sampling.transfer import tensor_on
 from engine.heads.chain_graphs import ChainGraphs, ReadingGraphs, row_counts, token_counts
 from engine.heads.proposer import ChainHead, DraftStart, HeadSampler, Reading
 from engine.kernels.attention import RaggedBatch
-from engine.kernels.native_replay import replay_native_run
-from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
+from engine.kernels.native_replay import record_at_once, trace_few
+from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
 from engine.layers.lora import LoraLayers
 from engine.model.attention import Rows, running_over
 from engine.model.cuda import GraphRecorder
@@ -28,7 +30,14 @@ from engine.model.ragged_batch import RowInput, pack_inputs, padding_row
 from engine.model.runner import Runner
 
 _LENGTH = 8  # tokens of a chain
-_TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
+_RECORDED_TOKENS = 5  # readings of one text of up to so many are recorded at the start
+
+
+class _Traces(NamedTuple):
+    """The head's parts without their Python."""
+
+    read: Callable[..., Tensor]
+    step: Callable[..., tuple[Tensor, Tensor]]
 
 
 class _Graphs(NamedTuple):
@@ -44,6 +53,7 @@ class ChainProposer:
     chained: bool = True
     tree: Sequence[Sequence[int]] | None = None
     length: int = _LENGTH
+    further_s: float = 0.0
 
     def __init__(self, head: ChainHead, runner: Runner, lora: LoraLayers | None = None) -> None:
         """
@@ -59,7 +69,7 @@ class ChainProposer:
         self._device = next(head.parameters()).device
         self._outputs = head.outputs
         self._token_ids = None if self._outputs == runner.vocab_size else head.token_ids()
-        self._traced: Callable[..., Tensor] | None = None
+        self._traces: _Traces | None = None  # on a CPU
         # after each text's last pair, [slots + 1, H]; the last slot is for padding
         shape = runner.cache.slots + 1, head.hidden_size
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
@@ -76,7 +86,7 @@ class ChainProposer:
         Pages must be allocated and free, because some are overwritten.
         """
         sampler.warm_up(self._device, self._outputs, self._token_ids)
-        self._use_trace()
+        self._use_traces()
         if self._graphs is not None:
             self._add_pages()
             self._graphs.reader.warm_up()
@@ -91,27 +101,44 @@ class ChainProposer:
         self._output(self._states[:1], tokens, positions, batch)
 
     @torch.inference_mode()
-    def _use_trace(self) -> None:
+    def _use_traces(self) -> None:
         """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does."""
         if self._device.type != "cpu":
             return
         with log_failed_trace(f"the {self.kind} head"):
             self._output(*self._example(1).inputs)  # the first call adds the layer's pages
-            traced = trace(self._output, *map(self._example, _TRACED_TOKENS), change=replay_native_run)
-            for count in _COMPARED_TOKENS:
-                sizes, inputs = self._example(count)
-                if not torch.equal(traced(*sizes, *inputs), self._output(*inputs)):
-                    raise UntraceableError(f"it does something else with {count} tokens")
-            self._traced = traced
+            self._traces = _Traces(trace_few(self._read, self._reading), trace_few(self._step, self._example))
+            if self._graphs is None:
+                self._record()
         self._cache.clear_all()
 
+    def _record(self) -> None:
+        """Record usual calls, and time drafts, so that the first request's are as fast as later ones."""
+        with record_at_once():
+            for count in (*range(1, _RECORDED_TOKENS + 1), *[1] * 2):  # the second use of a recording checks it
+                for _ in range(2):
+                    self._run_reading(*self._reading(count).inputs)
+            start = DraftStart(0, 1, SamplingParams(max_tokens=1))
+            self.further_s = min([self._timed_draft([start]) for _ in range(4)])
+
+    def _timed_draft(self, starts: Sequence[DraftStart]) -> float:
+        self._draft(starts, 2, min(RANKS, self._outputs))
+        return self.further_s
+
     def _example(self, count: int) -> Example:
-        """Return a call with so many tokens of one row."""
+        """Return a call of the layer with so many tokens of one row."""
+        return self._example_of(count, self._head.hidden_size)
+
+    def _reading(self, count: int) -> Example:
+        """Return a reading of so many tokens of one row."""
+        return self._example_of(count, self._head.feature_size)
+
+    def _example_of(self, count: int, size: int) -> Example:
         row = RowInput(0, 1, range(count))
         self._cache.prepare_writes([(row.slot, row.start, row.end)])
         tokens, positions, batch = pack_inputs([row]).unpack()
-        hidden = torch.randn(count, self._head.hidden_size, generator=torch.Generator().manual_seed(count))
-        return Example((count,), (hidden.to(self._states), tokens, positions, batch))
+        numbers = torch.randn(count, size, generator=torch.Generator().manual_seed(count))
+        return Example((count,), (numbers.to(self._states), tokens, positions, batch))
 
     @torch.inference_mode()
     def read(self, readings: Sequence[Reading], hidden: HiddenStates) -> None:
@@ -129,8 +156,7 @@ class ChainProposer:
         features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
         with self._adapted(adapters):
-            features = self._head.layer_input(features)
-        outputs = self._run(features, tokens, positions, batch, adapters)  # [N, H]
+            outputs = self._run_reading(features, tokens, positions, batch, traced=adapters is None)  # [N, H]
         slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
         self._states[slots] = outputs[batch.offsets[1:] - 1]
 
@@ -145,7 +171,9 @@ class ChainProposer:
             return self._draft(starts, length, ranks)
         if self._graphs is None or not coupled or not self._graphs.chain.can_run(coupled, length, ranks):
             return self._draft(starts, length, ranks)
+        began_s = time.perf_counter()
         chains = iter(self._graphs.chain.run(coupled, length))
+        self.further_s = (time.perf_counter() - began_s) / length
         drawn = iter(self._draft([start for start in starts if start.params.rejects], length, ranks))
         return [next(drawn if start.params.rejects else chains) for start in starts]
 
@@ -153,28 +181,49 @@ class ChainProposer:
         if not starts:
             return []
         chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
-        rows = [RowInput(start.slot, start.length - 1, [0]) for start in starts]
-        _, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
-        adapters = self._adapters(starts, [1] * len(starts))
-        hidden = self._states[batch.slots]  # [B, H]
-        for step in range(length):
-            tokens = chooser.choose(self._head.logits(hidden))
-            if step + 1 < length:
-                hidden = self._run(hidden, tokens[None], positions, batch, adapters)
-                positions, batch = positions + 1, _next_column(batch)
+        hidden = self._states[tensor_on(self._device, [start.slot for start in starts], torch.int64)]  # [B, H]
+        tokens = chooser.choose(self._head.logits(hidden))
+        if length > 1:
+            began_s = time.perf_counter()
+            self._draft_further(chooser, starts, length, hidden, tokens)
+            self.further_s = (time.perf_counter() - began_s) / (length - 1)
         return chooser.choices()
 
-    def _run(
-        self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch, adapters: Tensor | None = None
-    ) -> Tensor:
-        """Return the layer's output, [N, H].
+    def _draft_further(
+        self, chooser: HeadSampler, starts: Sequence[DraftStart], length: int, hidden: Tensor, tokens: Tensor
+    ) -> None:
+        """Draft all tokens after the first. hidden: [B, H] after which these were chosen, [B]."""
+        _, positions, batch = (
+            pack_inputs([RowInput(start.slot, start.length - 1, [0]) for start in starts])
+            .copy_to(self._device)
+            .unpack()
+        )
+        adapters = self._adapters(starts, [1] * len(starts))
+        for step in range(1, length):
+            if step > 1:
+                positions, batch = positions + 1, _next_column(batch)
+            if adapters is None and self._traces is not None and len(hidden) <= MAX_TRACED_TOKENS:
+                hidden, logits = self._traces.step(len(hidden), hidden, tokens[None], positions, batch)
+            else:
+                with self._adapted(adapters):
+                    hidden, logits = self._step(hidden, tokens[None], positions, batch)
+            tokens = chooser.choose(logits)
 
-        hidden: [N, H]. tokens: [1, N] that follow. positions: [1, N]. adapters: as from `_adapters`.
-        """
-        if adapters is not None or self._traced is None or len(hidden) > MAX_TRACED_TOKENS:
-            with self._adapted(adapters):
-                return self._output(hidden, tokens, positions, batch)
-        return self._traced(len(hidden), hidden, tokens, positions, batch)
+    def _run_reading(
+        self, features: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch, *, traced: bool = True
+    ) -> Tensor:
+        if not traced or self._traces is None or len(features) > MAX_TRACED_TOKENS:
+            return self._read(features, tokens, positions, batch)
+        return self._traces.read(len(features), features, tokens, positions, batch)
+
+    def _read(self, features: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
+        """Return the layer's output, [N, H]. features: [N, F]. tokens: [1, N] that follow. positions: [1, N]."""
+        return self._output(self._head.layer_input(features), tokens, positions, batch)
+
+    def _step(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+        """Return the layer's output, [N, H], and the logits after it, [N, W]. hidden: [N, H]."""
+        output = self._output(hidden, tokens, positions, batch)
+        return output, self._head.logits(output)
 
     def _adapters(self, texts: Sequence[Reading | DraftStart], counts: Sequence[int]) -> Tensor | None:
         """Return the slot of each token's adapter, [N] int64; None: no text has one of the head's.

@@ -18,8 +18,8 @@ from engine.heads.dflash import DFlashHead, layer_window
 from engine.heads.proposer import DraftStart, HeadSampler, Reading
 from engine.heads.spec import HeadsKind
 from engine.kernels.attention import RaggedBatch
-from engine.kernels.native_replay import replay_native_run
-from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
+from engine.kernels.native_replay import trace_few
+from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
 from engine.layers.lora import LoraLayers
 from engine.layers.rotary import NativeRotary
 from engine.model.attention import Rows, attend_to_pages, running_over
@@ -28,7 +28,6 @@ from engine.model.ragged_batch import RowInput, pack_inputs
 from engine.model.runner import Runner
 
 MOST_LOGITS = 1 << 25  # in memory at a time
-_TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
 _rotate_keys = NativeRotary(apply_rotary_pos_emb)
 
 
@@ -40,6 +39,7 @@ class DFlashProposer:
 
     kind: HeadsKind = "dflash"
     stepwise: bool = False
+    further_s: float = 0.0
     lora: LoraLayers | None = None
     tree: Sequence[Sequence[int]] | None = None
 
@@ -171,16 +171,6 @@ class DFlashProposer:
         self._cache.prepare_writes([(row.slot, row.start, row.end)])
         tokens, positions, batch = pack_inputs([row]).copy_to(self._device).unpack()
         return Example((count,), (tokens, positions, batch, _seeing_all(batch)))
-
-
-def trace_few(call: Callable[..., Tensor], example: Callable[[int], Example]) -> Callable[..., Tensor]:
-    """Return a trace of a call, as of `Runner.use_trace`. Raises UntraceableError if it does something else."""
-    traced = trace(call, *map(example, _TRACED_TOKENS), change=replay_native_run)
-    for count in _COMPARED_TOKENS:
-        sizes, inputs = example(count)
-        if not torch.equal(traced(*sizes, *inputs), call(*inputs)):
-            raise UntraceableError(f"it does something else with {count} tokens")
-    return traced
 
 
 def _seeing_one(batch: RaggedBatch) -> RaggedBatch:

@@ -132,6 +132,7 @@ class MedusaProposer:
 
     kind: HeadsKind = "medusa"
     stepwise: bool = False
+    further_s: float = 0.0
     chained: bool = False
     lora: LoraLayers | None = None
 

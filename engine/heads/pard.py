@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decoding.drafts.choices import DraftChoice
 from decoding.sampling import sampler
 from engine.heads.checkpoint import heads_error, heads_folder
-from engine.heads.dflash_proposer import MOST_LOGITS, trace_few
+from engine.heads.dflash_proposer import MOST_LOGITS
 from engine.heads.proposer import DraftStart, HeadSampler, Reading
 from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.kernels.attention import RaggedBatch
+from engine.kernels.native_replay import trace_few
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
 from engine.layers.lora import LoraLayers
 from engine.model.attention import Rows, running_over, use_pages
@@ -97,6 +98,7 @@ class PardProposer:
     length: int = _LENGTH
     lora: LoraLayers | None = None
     stepwise: bool = False
+    further_s: float = 0.0
     chained: bool = False
     tree: Sequence[Sequence[int]] | None = None
 

@@ -62,7 +62,7 @@ class HeadSampler:
             for i in self._rejecting
         ]
         self._keys = tensor_on(device, keys, torch.int32).reshape(length, len(self._rejecting), 2)
-        self._ranked: list[Tensor] = []  # [n, 2, ranks] float64 of each position: tokens, scores
+        self._ranked: list[tuple[Tensor, Tensor]] = []  # of each position: tokens and scores, [n, ranks]
         self._drawn: list[tuple[Tensor, Tensor]] = []  # as `draw` returns them
 
     def choose(self, logits: Tensor) -> Tensor:
@@ -73,14 +73,12 @@ class HeadSampler:
         """Return the tokens of the next C positions, [C, B] int64, at once. logits: [C, B, W]."""
         count, first = len(logits), max(len(self._ranked), len(self._drawn))
         settings = self._settings[first : first + count]
+        if not self._rejecting:
+            return self._rank(logits.flatten(0, 1), settings.flatten(0, 1), count)
         chosen = torch.empty(logits.shape[:2], dtype=torch.int64, device=self._device)
         if self._coupled:
             part, rows = self._part(self._coupled, logits)
-            batch = SamplingBatch(settings[:, rows].flatten(0, 1), self._used)
-            tokens, scores = rank(part, batch, self._ranks, self._token_ids)  # [C · n, ranks]
-            best = torch.stack([tokens.double(), scores.double()], dim=1)  # both fit exactly
-            self._ranked += best.chunk(count)
-            chosen[:, rows] = tokens[:, 0].view(count, -1)
+            chosen[:, rows] = self._rank(part, settings[:, rows].flatten(0, 1), count)
         if self._rejecting:
             part, rows = self._part(self._rejecting, logits)
             processed = process(part, SamplingBatch(settings[:, rows].flatten(0, 1), self._used))
@@ -94,13 +92,21 @@ class HeadSampler:
         """Return each text's choices, position after position."""
         choices: list[list[DraftChoice]] = [[] for _ in range(len(self._coupled) + len(self._rejecting))]
         if self._ranked:
-            for step in torch.stack(self._ranked).tolist():
+            tokens, scores = (torch.stack(each).double() for each in zip(*self._ranked, strict=True))
+            best = torch.stack([tokens, scores], dim=2)  # [length, n, 2, ranks], which all fit exactly: one copy
+            for step in best.tolist():
                 for row, best in zip(self._coupled, step, strict=True):
                     choices[row].append(DraftChoice.ranked(*best))
         for drawn in self._drawn:
             for row, drawn_from in zip(self._rejecting, distributions(*drawn), strict=True):
                 choices[row].append(DraftChoice(drawn_from.tokens[:1], 0.0, drawn_from))
         return choices
+
+    def _rank(self, logits: Tensor, settings: Tensor, count: int) -> Tensor:
+        """Rank the tokens of C positions. Returns the best, [C, n]. logits: [C · n, W]."""
+        tokens, scores = rank(logits, SamplingBatch(settings, self._used), self._ranks, self._token_ids)
+        self._ranked += zip(tokens.chunk(count), scores.chunk(count), strict=True)
+        return tokens[:, 0].view(count, -1)
 
     def _part(self, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of some rows, [C · n, W], and these rows as a tensor. logits: [C, B, W]."""
@@ -126,7 +132,8 @@ class HeadProposer(Protocol):
     kind: HeadsKind
     length: int  # the most tokens of a path
     tree: Sequence[Sequence[int]] | None  # paths of ranks to draft; None: those most probably committed
-    stepwise: bool  # whether each token of a path takes a step of its own
+    stepwise: bool  # whether each token of a path takes a step of its own …
+    further_s: float  # … and how many seconds each took after the first when it last drafted several
     chained: bool  # whether a token's candidates follow the best ones before it only; otherwise any
     lora: "LoraLayers | None"  # its adapters, in the slots of the target's; None: it takes none
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels.native import Recording, ResultMemory, add, is_native
+from engine.kernels.operator_trace import Example, UntraceableError, trace
 
 _LEAST_CALLS = 6  # native functions in a run that is worth a recording; an EAGLE-3 head has 8
 _MOST_SIZES, _MOST_SEEN = 128, 1024  # that are recorded, and counted
@@ -30,9 +31,11 @@ _VIEWS = {  # functions that may return a view, or a size. Whether they do is se
     *(operator.getitem, operator.mul),
 }
 _EMPTY = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}
+_TRACED_TOKENS, _COMPARED_TOKENS = (10, 6), (1, 3)
 _COMPUTING = {torch.ops.aten.lift_fresh.default}  # makes a tensor of numbers, and looks like a view
 _at_once: ContextVar[bool] = ContextVar("at_once", default=False)
 _log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 
 @contextmanager
@@ -43,6 +46,20 @@ def record_at_once() -> Iterator[None]:
         yield
     finally:
         _at_once.reset(token)
+
+
+def trace_few(call: Callable[..., R], example: Callable[[int], Example]) -> Callable[..., R]:
+    """Return a trace of a call over few tokens, whose native functions are replayed.
+
+    Raises:
+        UntraceableError: the trace does something else.
+    """
+    traced = trace(call, *map(example, _TRACED_TOKENS), change=replay_native_run)
+    for count in _COMPARED_TOKENS:
+        sizes, inputs = example(count)
+        if not all(map(torch.equal, _tensors([traced(*sizes, *inputs)]), _tensors([call(*inputs)]))):
+            raise UntraceableError(f"it does something else with {count} tokens")
+    return traced
 
 
 def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> None:

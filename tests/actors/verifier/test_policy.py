@@ -7,6 +7,7 @@ import pytest
 
 from actors.ensemble.rounds import EnsembleRounds
 from actors.verifier.policy import SpeculationPolicy
+from actors.verifier.proposers import Delay
 from actors.verifier.rows import TargetRow
 from actors.verifier.step_cost import StepCost
 from actors.wire.messages import Admit, Ensemble, Member, ReplicaAddress
@@ -125,7 +126,7 @@ def test_heads_draft_as_much_as_pays_for_the_time_that_drafting_takes(policy: Sp
     lengths = []
     for token_s in (0.0, 0.01, 0.1):
         for _ in range(100):
-            policy.note_drafting(token_s)
+            policy.note_drafting(Delay(token_s, token_s))
         policy.plan([row], {row.key}, 0.0)
         lengths.append(row.drafts.in_step_length)
     assert lengths[0] == 4 > lengths[1] > lengths[2] == 0
@@ -140,7 +141,7 @@ def test_what_drafting_costs_is_remembered_during_plain_decoding(
     row = running_row(policy)
     row.drafts.drafter, row.drafts.expected, row.drafts.heads = False, False, True
     for _ in range(100):
-        policy.note_drafting(0.1)
+        policy.note_drafting(Delay(0.1, 0.1))
     with monkeypatch.context() as resting:
         resting.setattr(policy, "speculates", lambda: False)
         for _ in range(1000):
@@ -153,7 +154,7 @@ def test_a_hiccup_while_heads_draft_does_not_stop_them(policy: SpeculationPolicy
     row = running_row(policy)
     lengths = []
     for token_s in (*[0.001] * 20, 0.5):
-        policy.note_drafting(token_s)
+        policy.note_drafting(Delay(token_s, token_s))
         policy.plan([row], {row.key}, 0.0)
         lengths.append(row.drafts.in_step_length)
     assert lengths[-1] == lengths[-2] > 0
@@ -163,7 +164,7 @@ def test_the_time_of_heads_does_not_let_a_drafter_in_another_process_rest(policy
     row = running_row(policy)
     row.drafts.heads = True
     for _ in range(10):
-        policy.note_drafting(0.1)
+        policy.note_drafting(Delay(0.1, 0.1))
     policy.plan([row], {row.key}, 0.0)
     assert row.drafts.in_step_length == 0
     assert row.drafts.wanted_length == row.drafts.useful_length == 4

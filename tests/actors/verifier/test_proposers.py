@@ -9,7 +9,7 @@ import pytest
 
 from actors.loops.row import RowKey
 from actors.verifier import proposers
-from actors.verifier.proposers import Proposer, ProposerChoice, TextLookup
+from actors.verifier.proposers import Delay, Proposer, ProposerChoice, TextLookup
 from actors.verifier.rows import TargetRows, Verification
 from actors.wire.messages import Admit
 from decoding.drafts.corpus import Corpus
@@ -30,7 +30,7 @@ class Simulated(Proposer):
 
     def __init__(self, name: ProposerName, rate: float, seconds: float, *, rests_alone: bool = True) -> None:
         self.name, self.rate, self.seconds, self.rests_alone = name, rate, seconds, rests_alone
-        self.token_s = seconds / LENGTH
+        self.delay = Delay(seconds / LENGTH, seconds / LENGTH)
         self.log: list[Simulated] = []  # shared by all, in the order in which they are asked
 
     def drafts_for(self, row: Any) -> bool:
@@ -152,10 +152,10 @@ def test_the_time_of_draft_tokens_is_known_once_all_that_are_asked_have_warmed_u
     heads, drafter = Simulated("eagle3", 0.5, 0.004), Simulated("drafter", 0.5, 0.008)
     chosen = ProposerChoice([drafter, heads], adaptive=False)
     row: Any = SimpleNamespace(key=("c", 1))
-    assert chosen.propose([row], STEP_S) == 0.0
-    assert chosen.propose([row], STEP_S) == pytest.approx(0.012 / LENGTH)
+    assert chosen.propose([row], STEP_S) is None
+    assert chosen.propose([row], STEP_S) == pytest.approx(Delay(0.012 / LENGTH, 0.012 / LENGTH))
     drafter.propose = lambda rows: set()  # type: ignore[method-assign]
-    assert chosen.propose([row], STEP_S) == 0.0
+    assert chosen.propose([row], STEP_S) is None
 
 
 def rests(chosen: ProposerChoice, heads: Simulated, rows: Any) -> bool:

@@ -123,6 +123,18 @@ def test_the_first_half_minute_is_about_as_fast_as_plain_decoding(load: Load, dr
     assert mean(machine.run(30, load) for machine in machines) < (0.02 if drafter_steps < 8 else 0.035)
 
 
+@pytest.mark.parametrize(("rows", "plain_s"), [(1, 0.0065), (8, 0.0123), (32, 0.039)])
+@pytest.mark.parametrize("worth", [0.75, 0.86, 0.95])
+def test_ten_seconds_of_short_steps_are_about_as_fast_as_plain_decoding(
+    rows: int, plain_s: float, worth: float
+) -> None:
+    """Steps of SmolLM2 in 4 bits on two cores, where drafts hardly pay."""
+    load = Load(rows=rows, plain_s=plain_s, tokens=1.4, slowdown=1.4 / worth, contention=1.0)
+    machines = [Machine(seed=seed, drafter_steps=0) for seed in range(5)]
+    assert mean(machine.run(10, load) for machine in machines) < (0.02 if rows < 32 else 0.035)
+    assert mean(machine.run(25, load) for machine in machines) < 0.0125
+
+
 @pytest.mark.parametrize("reading_s", [0.0001, 0.0003, 0.001])
 @pytest.mark.parametrize("rows", [8, 32])
 def test_reading_what_drafters_have_missed_is_expected_to_cost_time(rows: int, reading_s: float) -> None:

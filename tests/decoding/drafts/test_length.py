@@ -91,3 +91,16 @@ def test_tokens_behind_a_rejection_are_not_counted() -> None:
     short.note(drafted=2, accepted=1)
     long.note(drafted=8, accepted=1)
     assert short.value == long.value
+
+
+def test_a_dear_first_token_pays_only_with_further_cheap_ones() -> None:
+    """Heads read the last step before their first token."""
+
+    def length(first_s: float, further_s: float) -> int:
+        return choose_draft_lengths(
+            [0.6], [4], lambda tokens: 6.0, further_s, first_latency_s=first_s, alternating=True
+        )[0]
+
+    assert length(2.0, 2.0) == 1
+    assert length(2.0, 0.5) == length(6.0, 0.5) == 4
+    assert length(9.0, 0.5) == 0

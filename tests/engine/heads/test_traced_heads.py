@@ -43,7 +43,7 @@ def drafts(
     proposer = ChainProposer(head, runner)
     if traced or recorded:
         proposer.warm_up()
-        assert proposer._traced is not None
+        assert proposer._traces is not None
     return eagle3_drafts(proposer, runner, rejecting=rejecting)
 
 
@@ -117,9 +117,9 @@ def test_a_head_that_fails_to_be_traced_runs_with_its_own_python(monkeypatch: py
     def fail(*given: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(chain_proposer, "replay_native_run", fail)
+    monkeypatch.setattr(replay, "replay_native_run", fail)
     runner = Runner(TARGET, slots=1, max_length=64, max_query=64)
     runner.logits([RowInput(0, 0, [0])])
     proposer = ChainProposer(eagle3(narrow=True), runner)
     proposer.warm_up()
-    assert proposer._traced is None
+    assert proposer._traces is None
