@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from decoding.sampling.history import History, Position, Positions
-from decoding.sampling.noise_keys import noise_keys
+from decoding.sampling.noise_keys import noise_key, noise_keys
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.penalties import TextTables
 from decoding.sampling.processors import COMMON, RARE, Stage
 from decoding.sampling.shaping import Shaping, is_shaped
 from decoding.sampling.transfer import copy_to
 
+_FEW = 16  # positions
 COLUMNS = (*COMMON, "first key", "second key")
 
 
@@ -101,6 +102,9 @@ def chain_settings(rows: Sequence[tuple[SamplingParams, int]], length: int, coun
     Args:
         rows: parameters, and the position of the first token to sample; others up to `count` are padding.
     """
+    if len(rows) == count and length * count <= _FEW:
+        few = [_few_settings(params, [first + step])[0] for step in range(length) for params, first in rows]
+        return torch.tensor(few, dtype=torch.float64).view(length, count, len(COLUMNS))
     settings = numpy.zeros((length, count, len(COLUMNS)))
     if rows:
         own = _own_settings([History(params, [], 0) for params, _ in rows])  # [B, 6]
@@ -119,12 +123,24 @@ def _settings(requests: Sequence[Positions], device: torch.device | str, *, rand
     counts = [len(request.depths) for request in requests]
     if not random:
         return torch.zeros(sum(counts), len(COLUMNS), dtype=torch.float64, device=device)
+    if sum(counts) <= _FEW:
+        few = [
+            _few_settings(history.params, [len(history.tokens) + depth for depth in depths])
+            for history, depths, *_ in requests
+        ]
+        return copy_to(device, torch.tensor(list(chain.from_iterable(few)), dtype=torch.float64))
     settings = _own_settings([request.history for request in requests]).repeat(counts, axis=0)
     lengths = numpy.array([len(request.history.tokens) for request in requests], dtype=numpy.uint32)  # [B]
     depths = list(chain.from_iterable([request.depths for request in requests]))
     positions = lengths.repeat(counts) + numpy.array(depths, dtype=numpy.uint32)  # [N]
     settings[:, -2:] = noise_keys(settings[:, -2:].astype(numpy.uint32), positions)
     return copy_to(device, torch.from_numpy(settings))
+
+
+def _few_settings(params: SamplingParams, positions: Iterable[int]) -> list[tuple[float, ...]]:
+    """Return the settings of a request's positions. For few of them Python takes half the time of arrays."""
+    common = params.temperature, params.top_k, params.top_p, params.min_p
+    return [(*common, *noise_key(params.seed, position)) for position in positions]
 
 
 def _own_settings(histories: Sequence[History]) -> numpy.ndarray:
