@@ -46,6 +46,14 @@ _KINDS: tuple[tuple[type[ConsortError], int, str, str | None], ...] = (
     (DeadlineError, 408, "timeout_error", "deadline_exceeded"),
     (UnavailableError, 503, "server_error", "unavailable"),
 )
+_ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+)
 Api = Literal["openai", "responses", "messages"]  # whose errors have a format of their own
 _logger = logging.getLogger(__name__)
 
@@ -166,7 +174,11 @@ async def _on_invalid_body(_: Request, error: Exception) -> ErrorResponse:
 
 async def _on_http_error(request: Request, error: Exception) -> ErrorResponse:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    path = request.url.path
+    message = f"{request.method} {path}: {error.detail}"
+    if error.status_code == HTTPStatus.NOT_FOUND:  # base URLs lack their /v1, or have it twice
+        meant = (route for route in _ROUTES if path != route and path.endswith(route.removeprefix("/v1")))
+        message += next((f"; did you mean {route}?" for route in meant), "")
     body = _body(message, "invalid_request_error", code=HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
     return ErrorResponse(body, error.status_code, error.headers)
 
