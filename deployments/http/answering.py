@@ -54,7 +54,8 @@ async def answer(
     served = service.endpoint(body.model)
     state.endpoint, state.ignored = served.name, served.ignored_fields(body)
     last_id = request.headers.get(LAST_EVENT_ID)
-    resumable = last_id is not None and served.may_resume(body)
+    stays = service.coordinator.weights(served.endpoint.target) is None  # other weights would write another text
+    resumable = last_id is not None and stays and served.may_resume(body)
     after = last_event(last_id, body, resumable=resumable)
     identity = AnswerIdentity.new(body.seed_or_new()) if after is None else after.identity
     requests = await service.prepare(body, seed=identity.seed, key=state.key)
