@@ -87,9 +87,9 @@ function showProposers(table, proposers) {
 }
 
 /** Shows what each member contributed. */
-function showMembers(table, { members = [], winner }) {
+function showMembers(table, { members = [], winner, writer }) {
   const rows = members.map(({ model, weight, agreement, answered }) => {
-    const notes = [!answered && "gone", model === winner && "chosen"].filter(Boolean).join(", ");
+    const notes = [!answered && "gone", model === winner && "chosen", model === writer?.model && "writer"].filter(Boolean).join(", ");
     return [notes ? `${model} (${notes})` : model, percent(weight), percent(agreement ?? NaN)];
   });
   fill(table, ["Model", "Weight", "Agreed"], rows);

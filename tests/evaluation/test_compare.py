@@ -39,6 +39,12 @@ def document(endpoint: str, *options: str) -> dict[str, Any]:
     return findings
 
 
+def test_a_panel_with_a_writer_is_refused() -> None:
+    result = CliRunner().invoke(shell.main, ["compare", CONFIG, "--endpoint", "synthesize"])
+    assert result.exit_code != 0
+    assert "endpoints.synthesize.strategy: only a server has a writer" in result.output
+
+
 @pytest.mark.parametrize(("endpoint", "other"), [("contrastive", "drafter"), ("mbr", "member")])
 def test_all_write_the_same_prompts(endpoint: str, other: str) -> None:
     findings = document(endpoint)

@@ -247,7 +247,12 @@ async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, 
     if "ensemble" in prompt:
         last["ensemble"] = {"blend": "mixture", "members": MEMBERS}
     if "panel" in prompt:
-        last["ensemble"] = {"strategy": "synthesize", "members": MEMBERS, "candidates": CANDIDATES[::-1]}
+        last["ensemble"] = {
+            "strategy": "synthesize",
+            "writer": {"model": "qwen"},
+            "members": MEMBERS,
+            "candidates": CANDIDATES[::-1],
+        }
     ends = [_event({"choices": [{"index": index, **last}]}) for index in range(body.get("n", 1))]
     yield "".join(ends)
     yield _event({"choices": [], "speculation": speculation, "seed": body.get("seed", 7)})

@@ -101,6 +101,7 @@ def test_what_the_members_of_a_panel_said(page: "Page") -> None:
     assert not said.nth(1).get_by_text("Four.").is_visible()
     said.nth(1).locator("summary").click()
     assert said.nth(1).locator(".card-text").inner_text() == "Four.\nOr *five*."
+    assert page.locator("#members td").first.inner_text() == "qwen (writer)"
     assert "".join(text for text, _ in tokens_of(page.locator(".card"))) == TEXT
 
 
