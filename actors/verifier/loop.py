@@ -5,6 +5,7 @@ of all members; as a member it computes logits for leaders, in the same batches.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 
@@ -88,7 +89,9 @@ class Target:
     def load(self) -> Report:
         """Return the current load; any thread may ask."""
         corpus, times = self._lookup.corpus, self.times
-        spent_s = {each.name: each.spent_s for each in self._proposers} | {self._drafters.name: times.waited_s}
+        spent_s = defaultdict[str, float](float, {self._drafters.name: times.waited_s})
+        for proposer in self._proposers:  # a colocated drafter has the same name as others
+            spent_s[proposer.name] += proposer.spent_s
         busy_s = times.step_s + times.prefill_s + times.drafted_s + times.waited_s
         shares = {name: seconds / busy_s for name, seconds in spent_s.items() if seconds}
         report = replace(self._rows.report(), proposer_shares=shares)

@@ -44,6 +44,13 @@ class ScalingConfig(StrictModel):
         0.75, gt=0, le=1, description="For targets: the share of slots to keep in use; above it, a replica is added."
     )
 
+    ttft_ms: float | None = Field(
+        None, gt=0, description="For targets: add one while first tokens take longer, at the 90th percentile."
+    )
+    tokens_per_s: float | None = Field(
+        None, gt=0, description="For targets: add one while streams are slower, at the 10th percentile."
+    )
+
     @model_validator(mode="after")
     def _check_order(self) -> "ScalingConfig":
         if self.min > self.max:

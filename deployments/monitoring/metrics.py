@@ -1,7 +1,9 @@
 """The server's Prometheus metrics, by the names of vLLM's dashboards. For use in one event loop."""
 
+import math
 import time
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +13,8 @@ from prometheus_client.core import Metric as Family
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
+from deployments.monitoring.recent import RecentSpeeds
+from deployments.scaling.policy import Felt
 
 ENDPOINT_LABELS = ("model_name", "engine")
 ENGINE = "0"  # vLLM's label for one of several engines behind a server
@@ -150,6 +154,11 @@ class Metrics:
             for name, text in (_TIMES | _SIZES).items()
         }
         self._labelled: dict[tuple[str, ...], Any] = {}
+        self._recent: defaultdict[str, RecentSpeeds] = defaultdict(RecentSpeeds)  # by target
+
+    def felt(self, target: str) -> Felt:
+        """Return how a target's requests fared lately."""
+        return self._recent[target].felt()
 
     def statistics(self, endpoint: str) -> Statistics:
         """Return the statistics of all requests to an endpoint, those in progress included."""
@@ -261,6 +270,7 @@ class Metrics:
         if state.last_s is None:
             state.first_s = now_s
             self._observe("vllm:time_to_first_token_seconds", request, now_s - state.arrived_s)
+            self._recent[request.endpoint.target].note_first(now_s - state.arrived_s)
         else:
             self._observe("vllm:inter_token_latency_seconds", request, (now_s - state.last_s) / count)
         state.last_s = now_s
@@ -297,6 +307,9 @@ class Metrics:
         if tokens > 1:
             per_token_s = (now_s - state.first_s) / (tokens - 1)
             self._observe("vllm:request_time_per_output_token_seconds", request, per_token_s)
+            drafted = state.statistics.accepted_by.get("drafter", 0)
+            speed = 1 / per_token_s if per_token_s else math.inf
+            self._recent[request.endpoint.target].note_answer(speed, tokens, drafted)
 
     def _finish_choice(self, request: Request, choices: _Choices, last: Sequence[Delta]) -> None:
         """Note the end of a request, and of its prompt's choices with the last one. last: deltas of its answers."""

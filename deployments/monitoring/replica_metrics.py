@@ -12,7 +12,7 @@ from ray.serve.metrics import Counter, Gauge
 
 from actors.loops.thread import LoopTimes
 from actors.wire.messages import AdaptationState, Report
-from deployments.scaling.policy import ReplicaLoad
+from deployments.scaling.policy import Felt, ReplicaLoad
 
 _SILENCE_S = 5.0  # after which a coordinator's queue no longer counts; coordinators report every second
 
@@ -102,14 +102,14 @@ class LoadMeter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._last, self._clock = LoopTimes(), clock
-        self._queues: dict[str, tuple[int, float]] = {}  # by coordinator: requests, and the time of the report
+        self._told: dict[str, tuple[int, Felt, float]] = {}  # by coordinator: requests, how they fared, when it said so
 
-    def set_queued(self, coordinator: str, queued: int) -> None:
-        """Note how many requests a coordinator holds back for the model, on whichever replica they will run."""
-        self._queues[coordinator] = queued, self._clock()
+    def note_coordinator(self, coordinator: str, queued: int, felt: Felt = Felt()) -> None:
+        """Note how many requests a coordinator holds back for the model, and how others fared, on whichever replica."""
+        self._told[coordinator] = queued, felt, self._clock()
 
     def count_coordinators(self) -> int:
-        return len(self._live_queues())
+        return len(self._live())
 
     def measure(self, report: Report, times: LoopTimes) -> ReplicaLoad:
         """Return the load since the last call. times: the loop's, since it started."""
@@ -117,6 +117,8 @@ class LoadMeter:
         since, self._last = now - self._last, now
         computed_s = since.step_s + since.prefill_s + since.drafted_s
         active_s = computed_s + since.waited_s
+        told = self._live()
+        speeds = [felt.tokens_per_s for _, felt in told if felt.tokens_per_s]
         return ReplicaLoad(
             rows=report.active,
             waiting=report.waiting,
@@ -124,10 +126,13 @@ class LoadMeter:
             drafting=float(report.drafting),
             lag=since.waited_s / active_s if active_s else 0.0,
             busy=computed_s / (active_s + since.idle_s) if computed_s else 0.0,
-            queued=float(sum(self._live_queues())),
+            queued=float(sum(queued for queued, _ in told)),
+            ttft_s=max((felt.ttft_s for _, felt in told), default=0.0),
+            tokens_per_s=min(speeds, default=0.0),
+            drafted=max((felt.drafted for _, felt in told), default=1.0),
         )
 
-    def _live_queues(self) -> list[int]:
+    def _live(self) -> list[tuple[int, Felt]]:
         since_s = self._clock() - _SILENCE_S
-        self._queues = {name: queue for name, queue in list(self._queues.items()) if queue[1] >= since_s}
-        return [queued for queued, _ in self._queues.values()]
+        self._told = {name: told for name, told in list(self._told.items()) if told[2] >= since_s}
+        return [(queued, felt) for queued, felt, _ in self._told.values()]

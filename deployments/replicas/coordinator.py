@@ -94,7 +94,10 @@ class CoordinatorIngress:
         name, stands_by = self._service.metrics.coordinator, lambda: not self._drain.has_served
         for model, handle in handles.items():
             held_back = partial(self._service.admission.count_unserved, model)
-            self._asks[model] = AddressQuery(handle, name, held_back, wakes=model in on_demand, stands_by=stands_by)
+            felt = partial(self._service.metrics.felt, model)
+            self._asks[model] = AddressQuery(
+                handle, name, held_back, wakes=model in on_demand, stands_by=stands_by, felt=felt
+            )
         discovery = Discovery(self._asks, self._service.set_replicas)
         await discovery.poll_all()  # Serve sends requests as soon as this returns
         loads_adapters = [handle for model, handle in handles.items() if config.models[model].adapters_at_run_time]

@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from decoding.errors import UnavailableError
 from deployments.replicas.environment import APP_NAME
 from deployments.replicas.model_replica import ModelReplica, ReplicaAnswer
+from deployments.scaling.policy import Felt
 
 if TYPE_CHECKING:
     from actors.wire.messages import ReplicaAddress
@@ -100,13 +101,15 @@ class AddressQuery:
         *,
         wakes: bool,
         stands_by: Callable[[], bool] = lambda: False,
+        felt: Callable[[], Felt] = Felt,
     ) -> None:
         """
         wakes: whether the model scales from 0.
         stands_by: whether the coordinator has no requests, and is to get none for now. It is not counted then.
+        felt: how the model's requests fared lately.
         """
         self._handle, self._coordinator, self._held_back, self._wakes = handle, coordinator, held_back, wakes
-        self._stands_by = stands_by
+        self._stands_by, self._felt = stands_by, felt
         self.coordinators = 1  # that ask this model's replicas
         self._call: Any = None  # a response of Serve's that waits for the first replica
 
@@ -114,7 +117,9 @@ class AddressQuery:
         held_back = self._held_back()
         coordinator = None if self._stands_by() else self._coordinator
         try:
-            answers, complete = await answers_of(self._handle.broadcast("address", coordinator, held_back))
+            answers, complete = await answers_of(
+                self._handle.broadcast("address", coordinator, held_back, self._felt())
+            )
         except DeploymentUnavailableError as error:
             self._wake(held_back)
             raise UnavailableError(str(error)) from error

@@ -19,6 +19,7 @@ from deployments.configuration.model import ModelConfig
 from deployments.configuration.roles import Role
 from deployments.replicas.environment import actor_options, share_interpreter, uncollected
 from deployments.replicas.stages import publish_failure, published_stages
+from deployments.scaling.policy import Felt
 from engine.heads.spec import HeadsSpec
 from engine.loading.host import stages
 from engine.loading.lean_imports import lean_imports
@@ -105,13 +106,14 @@ class ModelReplica:
         self._metrics = ReplicaMetrics(name, role)
         self._adapters = AdapterRegistry()
 
-    def address(self, coordinator: str | None = None, queued: int = 0) -> ReplicaAnswer:
+    def address(self, coordinator: str | None = None, queued: int = 0, felt: Felt = Felt()) -> ReplicaAnswer:
         """Return the address for coordinators; raises UnavailableError while the loop is stuck.
 
         queued: requests that the calling coordinator holds back because the model has no free slot.
+        felt: how its other requests fared.
         """
         if coordinator is not None:
-            self._meter.set_queued(coordinator, queued)
+            self._meter.note_coordinator(coordinator, queued, felt)
         self._replica.check()
         return ReplicaAnswer(self._replica.address, self._meter.count_coordinators())
 

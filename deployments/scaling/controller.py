@@ -32,7 +32,13 @@ def autoscaling_config(
     """
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    rules = ScalingRules("drafter" if role == "drafter" else "target", scaling.target_utilization, list(targets))
+    rules = ScalingRules(
+        "drafter" if role == "drafter" else "target",
+        scaling.target_utilization,
+        list(targets),
+        ttft_s=(scaling.ttft_ms or 0) / 1000,
+        tokens_per_s=scaling.tokens_per_s or 0,
+    )
     return AutoscalingConfig(
         min_replicas=scaling.min,
         max_replicas=scaling.max,

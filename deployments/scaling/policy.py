@@ -5,8 +5,8 @@ Serve's controller runs a pickled copy: it imports the standard library alone an
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
@@ -15,7 +15,22 @@ _SCALE_DOWN = 0.8  # a target goes only if the others would be used by at most t
 _MAX_LAG, _MIN_LAG = 0.15, 0.03  # of targets' time spent waiting for drafts; above: one drafter more, below: one fewer
 _PROBE_PERIOD_S = 600.0  # between trials of a drafter where none pays, and how long measurements are trusted
 _GAIN = 0.8  # another drafter is worth it if it reduces the lag below this share
+_TOLERANCE = 1.1  # an aim may be missed by this factor
+_ROOM = 0.8  # targets go only if the aim would be held with this factor to spare
+_MOST_STEP = 2.0  # by which the number of targets grows at once for an aim
+_SETTLING_S = 45.0  # after all are up, until first-token times, reports of them included, tell of so many
+_LEAST_EFFECT = 0.3  # load is a reason if the miss falls with at least this power of it
+_SIMILAR = 1.25  # requests for each target that differ by less are as many
+_LEAST_SPEEDUP = 1.02  # that drafters must bring
 _MIN_DRAFTING = 0.2  # below this share of rows that want drafts, drafters go; trials of plain decoding stay above it
+
+
+class Felt(NamedTuple):
+    """How a model's requests fared lately, at one coordinator."""
+
+    ttft_s: float = 0.0  # until the first token, at the 90th percentile; 0: not known
+    tokens_per_s: float = 0.0  # of a stream, at the 10th percentile; 0: not known
+    drafted: float = 1.0  # share of tokens that drafters in replicas of their own drafted; 1: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,11 @@ class ReplicaLoad:
     lag: float = 0.0  # targets: the share of busy time spent waiting for drafts
     busy: float = 0.0  # the share of time spent computing
     queued: float = 0.0  # targets: requests that coordinators hold back; every replica reports all of them
+    ttft_s: float = (
+        0.0  # targets: this and the next as in `Felt`, the worst of all coordinators'; every replica reports it
+    )
+    tokens_per_s: float = 0.0
+    drafted: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +58,18 @@ class ScalingRules:
     role: Literal["target", "drafter"]
     target_utilization: float = 0.75  # targets: rows per slot to aim at, waiting rows included
     targets: Sequence[str] = ()  # drafters: the deployments it drafts for
+    ttft_s: float = 0.0  # targets: the aims, as in `Felt`; 0: none
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AimMemory:
+    """How far the aims were missed, in JSON types."""
+
+    count: int = 0  # of targets
+    since_s: float = 0.0  # when so many were up
+    # By number of targets: by what factor, with how many requests for each target, and when that was last measured.
+    misses: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +79,8 @@ class DrafterMemory:
     present_at_s: float  # when a drafter last ran
     # By number of drafters: the lag, and when it was measured.
     lags: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    absent_at_s: float = 0.0  # when none was up
+    useless_at_s: float | None = None  # when drafters last brought nothing
 
     def lag(self, count: int, since_s: float) -> float | None:
         """Return the lag with this number of drafters; None if not measured since `since_s`."""
@@ -90,26 +124,96 @@ def _demand(loads: Sequence[ReplicaLoad], running: int) -> float:
     return own + sum(load.queued for load in loads) / len(loads)
 
 
+def count_for_aims(
+    rules: ScalingRules,
+    current: int,
+    means: Sequence[ReplicaLoad],
+    latest: Sequence[ReplicaLoad],
+    memory: AimMemory,
+    now_s: float,
+    *,
+    running: int,
+) -> tuple[int, AimMemory]:
+    """Return how many targets the aims need, 0 if nothing is known, and the updated memory.
+
+    More while an aim is missed, unless each request has a target to itself already, or fewer requests for each target
+    did not help lately. Fewer while the aim would be held with room to spare. Loads as in `count_targets`.
+    """
+    if not means or not latest or memory.count != current or running != current:
+        return current, replace(memory, count=current, since_s=now_s)
+    miss, demand = _miss(rules, latest), _demand(means, running)
+    if not miss:
+        return 0, memory
+    if now_s - memory.since_s < _SETTLING_S:
+        return current, memory
+    missed = [
+        (int(count), missed, load)
+        for count, (missed, load, at_s) in memory.misses.items()
+        if at_s >= now_s - _PROBE_PERIOD_S and count != str(current)
+    ]
+    if miss <= _TOLERANCE:
+        bounds = [math.floor(demand / load * _SIMILAR) + 1 for count, _, load in missed if count < current and load]
+        return min(current, max([math.ceil(current * miss / _ROOM), *bounds])), memory
+    load = demand / current
+    memory = replace(memory, misses={**memory.misses, str(current): (miss, load, now_s)})
+    as_good = [count for count, other, more in missed if not _helped((other, more), (miss, load))]
+    as_bad = [count for count, other, less in missed if not _helped((miss, load), (other, less))]
+    if as_good:
+        return min(current, *as_good), memory
+    if as_bad or load <= 1:
+        return current, memory
+    return min(math.ceil(current * min(miss, _MOST_STEP)), math.ceil(demand)), memory
+
+
+def _helped(before: tuple[float, float], after: tuple[float, float]) -> bool:
+    """Whether fewer requests for each target helped, or may have. before, after: misses and requests for each."""
+    (miss, load), (later_miss, later_load) = before, after
+    if load < _SIMILAR * later_load:
+        return True
+    return math.log(miss / later_miss) >= _LEAST_EFFECT * math.log(load / max(later_load, 1e-9))
+
+
+def _miss(rules: ScalingRules, loads: Sequence[ReplicaLoad]) -> float:
+    """Return the factor by which the aims are missed; below 1: they are held; 0: not known."""
+    ttft_s, tokens_per_s = (max(getattr(load, name) for load in loads) for name in ("ttft_s", "tokens_per_s"))
+    late = ttft_s / rules.ttft_s if rules.ttft_s else 0.0
+    slow = rules.tokens_per_s / tokens_per_s if tokens_per_s else 0.0
+    return max(late, slow)
+
+
 def count_drafters(
     current: int, targets: Sequence[ReplicaLoad], drafters: Sequence[ReplicaLoad], memory: DrafterMemory, now_s: float
 ) -> tuple[int, DrafterMemory]:
     """Return how many drafters to run, and the updated memory. One step up or down at a time, by the targets' lag.
 
-    There is no drafter if nothing is drafted or plain decoding is faster. current: wanted so far.
+    There is no drafter if nothing is drafted, plain decoding is faster, or drafters bring no speed. current: wanted so
+    far.
     """
     rows = sum(load.rows for load in targets)
     lag = sum(load.rows * load.lag for load in targets) / rows if rows else 0.0
     lags = dict(memory.lags)
     if current and len(drafters) == current:
         lags[str(current)] = (lag, now_s)
-    memory = DrafterMemory(now_s if current else memory.present_at_s, lags)
-    if sum(load.rows * load.drafting for load in targets) < max(_MIN_DRAFTING * rows, 1e-9):
+    absent_at_s = memory.absent_at_s if drafters else now_s
+    has_settled = now_s - absent_at_s >= _SETTLING_S
+    is_useless = rows > 0 and current > 0 and has_settled and _speedup(targets, lag) < _LEAST_SPEEDUP
+    useless_at_s = now_s if is_useless else memory.useless_at_s
+    memory = DrafterMemory(now_s if current else memory.present_at_s, lags, absent_at_s, useless_at_s)
+    rests = not current and useless_at_s is not None and now_s - useless_at_s < _PROBE_PERIOD_S
+    plain_pays = sum(load.rows * load.drafting for load in targets) < max(_MIN_DRAFTING * rows, 1e-9)
+    if is_useless or rests or plain_pays:
         probe = rows > 0 and not current and now_s - memory.present_at_s >= _PROBE_PERIOD_S
         return int(probe), memory
     if len(drafters) < current or not current:
         return max(1, current), memory  # wait until all have started
     step = _worthwhile_step(current, lag, memory, now_s - _PROBE_PERIOD_S)
     return max(1, current + max(step, _needed_step(drafters))), memory
+
+
+def _speedup(targets: Sequence[ReplicaLoad], lag: float) -> float:
+    """Return the speed with drafters over that without: fewer steps for as many tokens, less the time spent waiting."""
+    rows = sum(load.rows for load in targets)
+    return (1 - lag) / max(1 - sum(load.rows * load.drafted for load in targets) / rows, 0.01)
 
 
 def _needed_step(drafters: Sequence[ReplicaLoad]) -> int:
@@ -149,14 +253,14 @@ def scale(deployments: Mapping[_Id, "AutoscalingContext"]) -> tuple[dict[_Id, in
                 name: {replica: samples[-1].value for replica, samples in series.items() if samples}
                 for name, series in (deployment.raw_metrics or {}).items()
             }
-            counts[key] = count_targets(
-                rules,
-                current,
-                own,
-                _by_replica(latest),
-                running=deployment.current_num_replicas,
-                is_called=deployment.total_queued_requests > 0,
-            )
+            now, running = _by_replica(latest), deployment.current_num_replicas
+            is_called = deployment.total_queued_requests > 0
+            counts[key] = count_targets(rules, current, own, now, running=running, is_called=is_called)
+            if rules.ttft_s or rules.tokens_per_s:
+                aims = AimMemory(**deployment.policy_state.get("aims", {}))
+                time_s = deployment.current_time or 0.0
+                count, aims = count_for_aims(rules, current, own, now, aims, time_s, running=running)
+                counts[key], states[key] = max(counts[key], count), {"aims": asdict(aims)}
         elif set(rules.targets) & set(loads):
             now_s = deployment.current_time or 0.0
             memory = DrafterMemory(**deployment.policy_state.get("memory", {"present_at_s": now_s}))

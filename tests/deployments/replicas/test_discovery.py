@@ -17,6 +17,7 @@ from decoding.errors import UnavailableError
 from deployments.replicas import discovery as discovery_module
 from deployments.replicas.discovery import AddressQuery, Discovery, ReplicaAddresses
 from deployments.replicas.model_replica import ReplicaAnswer
+from deployments.scaling.policy import Felt
 
 A, B, C = ReplicaAddress("large-1", "large"), ReplicaAddress("small-1", "small"), ReplicaAddress("large-2", "large")
 
@@ -150,7 +151,7 @@ def test_replicas_hear_what_waits_at_the_coordinator() -> None:
         return []
 
     asyncio.run(AddressQuery(broadcasting(fetch, asked), "coordinator-0", lambda: 166, wakes=False)())
-    assert asked == [("address", "coordinator-0", 166)]
+    assert asked == [("address", "coordinator-0", 166, Felt())]
 
 
 def test_a_coordinator_hears_from_replicas_how_many_there_are() -> None:
@@ -181,7 +182,7 @@ def test_a_coordinator_that_stands_by_is_not_counted() -> None:
 
     ask = AddressQuery(broadcasting(fetch, asked), "b", lambda: 0, wakes=False, stands_by=lambda: True)
     assert asyncio.run(ask()).addresses == [A]
-    assert asked == [("address", None, 0)]
+    assert asked == [("address", None, 0, Felt())]
     assert ask.coordinators == 1
 
 

@@ -262,7 +262,7 @@ def test_the_queues_of_two_coordinators_reach_the_policy_and_count_once() -> Non
             for number in range(100):
                 admission.submit(request(number), lambda delta: None)
             for meter in meters:
-                meter.set_queued(name, admission.count_unserved("target"))
+                meter.note_coordinator(name, admission.count_unserved("target"))
         return [meter.measure(Report(32, 2, 32, []), LoopTimes()) for meter in meters]
 
     replicas = asyncio.run(run())
@@ -285,11 +285,11 @@ def test_a_replica_sums_what_live_coordinators_hold_back() -> None:
         return meter.measure(Report(3, 2, 16, []), LoopTimes()).queued
 
     assert queued() == 0
-    meter.set_queued("one", 40)
-    meter.set_queued("two", 60)
+    meter.note_coordinator("one", 40)
+    meter.note_coordinator("two", 60)
     assert queued() == 100
     now_s[0] = 3.0
-    meter.set_queued("one", 10)
+    meter.note_coordinator("one", 10)
     assert queued() == 70
     assert meter.count_coordinators() == 2
     now_s[0] = 6.0  # "two" is gone

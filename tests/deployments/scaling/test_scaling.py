@@ -64,6 +64,13 @@ def test_bounds_that_cannot_work(scaling: dict[str, float], message: str) -> Non
         parse_config(CONFIG | {"models": models}, folder=Path.cwd())
 
 
+def test_the_aims_reach_the_policy_in_its_units() -> None:
+    models = MODELS | {"large": {"path": "org/large", "scaling": {"max": 4, "ttft_ms": 500, "tokens_per_s": 20}}}
+    ingress: Any = build(BuildArgs(config=CONFIG | {"models": models}, require_api_key=False))._bound_deployment
+    rules = ingress.init_args[1]["large"]._bound_deployment._deployment_config.autoscaling_config.policy.policy_kwargs
+    assert (rules["ttft_s"], rules["tokens_per_s"]) == (0.5, 20)
+
+
 SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 
 
@@ -158,7 +165,7 @@ def test_only_an_admin_scales() -> None:
 def test_every_key_is_documented() -> None:
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     for name, field in ScalingConfig.model_fields.items():
-        default = "required" if field.is_required() else f"`{field.default}`"
+        default = "required" if field.is_required() else f"`{'null' if field.default is None else field.default}`"
         assert f"| `{name}` | {default} | {field.description} |" in page
 
 
