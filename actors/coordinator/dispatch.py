@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.replica_table import Prefix, ReplicaTable
+from actors.coordinator.request import Term
 from actors.wire.link import Outbox
 from actors.wire.messages import AttachDrafter, Cancel, LeaderLost, Member, MemberLost, Remember
-from decoding.blending.params import Term
 from decoding.errors import ConsortError, UnavailableError
 
 _MAX_TARGETS_LOST = 3  # by a request without progress, before it fails
@@ -54,7 +54,8 @@ class Dispatch:
         address = (
             None if term.is_own else self._replica_table.choose(term.name, prefixes if term.prompt is None else ())
         )
-        return Member(term.name, address, term.is_own, None if term.prompt is None else list(term.prompt))
+        prompt = None if term.prompt is None else list(term.prompt)
+        return Member(term.name, address, term.is_own, prompt, term.layers)
 
     def release(self, active: ActiveRequest, now_s: float) -> None:
         """Cancel the request on its replicas. It then waits for a new target."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from actors.wire.messages import Adapter, MemberShare, Token
 from decoding.beams.options import BeamOptions
-from decoding.blending.params import EnsembleOptions, Term
+from decoding.blending.params import EnsembleOptions
 from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
 from decoding.drafts.options import NgramOptions
 from decoding.errors import ConsortError, require
@@ -97,6 +97,16 @@ class Endpoint:
 def new_request_id() -> int:
     """Return a 63-bit id, greater than those of earlier seconds until the clock's 20 bits repeat, after 13 days."""
     return (time.time_ns() >> 30) % 2**20 << 43 | secrets.randbits(43)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """What is blended with the target's distribution after the request's text."""
+
+    name: str  # in answers and errors; of another model: its name
+    is_own: bool = False  # whether the target's own model reads it, in the same forwards
+    prompt: tuple[int, ...] | None = None  # in the target's tokens, before the same answer; None: the request's
+    layers: tuple[int, ...] = ()  # after which the target's model predicts; of several, the most different one
 
 
 @dataclass(frozen=True, slots=True)

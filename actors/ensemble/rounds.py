@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from actors.wire.messages import Ensemble, MemberShare, MemberView, ReplicaAddress
+from actors.wire.messages import Ensemble, Member, MemberShare, MemberView
 from decoding.blending.blend import (
     attribute_tokens,
     blend,
@@ -18,6 +18,7 @@ from decoding.blending.blend import (
 )
 from decoding.drafts.draft import Draft
 from decoding.errors import UnavailableError
+from engine.model.hidden_states import EarlyExit
 
 _JOIN_TIMEOUT_S = 120.0  # for a member to find a slot and read the prompt
 
@@ -26,9 +27,7 @@ _JOIN_TIMEOUT_S = 120.0  # for a member to find a slot and read the prompt
 class Participant:
     """A member of an ensemble, and what it has contributed to one request. The first of all is the leader."""
 
-    model: str
-    address: ReplicaAddress | None = None  # of what the leader's model reads: None
-    prompt: list[int] | None = None  # as in Member
+    term: Member
     present: bool = True  # not lost
     joined: bool = True  # has read the text
     waits: bool = False  # has no slot for the request, as its last report says
@@ -41,13 +40,17 @@ class Participant:
     reply_s: float = 0.0  # of all replies
 
     @property
+    def model(self) -> str:
+        return self.term.model
+
+    @property
     def replica(self) -> str:
         """Its replica's name; empty for what the leader's model reads, and without a replica."""
-        return "" if self.address is None else self.address.name
+        return "" if self.term.address is None else self.term.address.name
 
     def offset(self, prompt_length: int) -> int:
         """Return by how many tokens its text is longer than the leader's, whose prompt has so many."""
-        return 0 if self.prompt is None else len(self.prompt) - prompt_length
+        return 0 if self.term.prompt is None else len(self.term.prompt) - prompt_length
 
 
 @dataclass(slots=True, eq=False)
@@ -71,11 +74,12 @@ class EnsembleRounds:
             UnavailableError: too few members are there.
         """
         self.options = ensemble.options
-        self.leader = Participant(ensemble.leader)
-        followers = [Participant(each.model, each.address, each.prompt, each.is_there) for each in ensemble.members]
-        self.members = [self.leader, *followers]  # [M]
-        terms = zip(followers, ensemble.members, strict=True)
-        self.own = [self.leader, *(participant for participant, member in terms if member.is_own)]
+        members = [Member(ensemble.leader, None, is_own=True), *ensemble.members]
+        self.members = [Participant(each, each.is_there) for each in members]  # [M]
+        self.leader = self.members[0]
+        own = [each for each in self.members if each.term.is_own]
+        self.own = [each for each in own if not each.term.layers]  # by text, the request's own first
+        self.early = [each for each in own if each.term.layers]
         self._weights()  # raises
         self.read_length = 0  # of the text that all other members have
         self.round: Round | None = None
@@ -93,7 +97,7 @@ class EnsembleRounds:
     @property
     def others(self) -> dict[str, Participant]:
         """The present members that other replicas run, by replica."""
-        return {member.replica: member for member in self.members if member.present and member.address is not None}
+        return {member.replica: member for member in self.members if member.present and member.replica}
 
     def _weights(self) -> tuple[float, ...]:
         """Return the members' weights, [M]. Raises UnavailableError if too few are present."""
@@ -152,6 +156,12 @@ class EnsembleRounds:
             copies = logits.clone().chunk(len(self.own))  # the next forward may overwrite them
             for member, copy in zip(self.own, copies, strict=True):
                 member.logits = copy
+
+    def add_early_logits(self, exit_: EarlyExit, hidden: Tensor) -> None:
+        """Add what earlier layers make of the leader's own text. hidden: [K + 1, k · H] as for `EarlyExit.logits`."""
+        assert self.leader.logits is not None
+        for member in self.early:
+            member.logits = exit_.logits(hidden, member.term.layers, self.leader.logits)
 
     def add_reply(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
         """Add another member's logits, [K + 1, V or padded]. A reply to an earlier step, or a second one, is ignored.

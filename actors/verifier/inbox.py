@@ -187,6 +187,13 @@ class TargetInbox:
     def _check_texts(self, row: TargetRow) -> None:
         """Raise InvalidRequestError if there is no room for the prompts of a formula, beside the request's own."""
         slots, limit = self._runner.cache.slots, self._runner.max_length - row.params.max_tokens
+        early = [] if row.ensemble is None else [layer for each in row.ensemble.early for layer in each.term.layers]
+        kept = self._runner.kept_layers if self._runner.early_exit is not None else ()
+        if not set(early) <= set(kept):
+            known = ", ".join(map(str, kept)) or "none: name them in the formula of its endpoint"
+            raise InvalidRequestError(
+                f"the formula reads layers {early}, but the target keeps {known}", field="formula"
+            )
         if row.slots_needed > slots:
             reason = f"the formula reads {row.slots_needed} prompts at once, but the target has {slots} slots"
             raise InvalidRequestError(reason, field="formula")

@@ -68,17 +68,18 @@ class EnsembleLeader:
     def _invite(self, row: TargetRow, ensemble: EnsembleRounds, now_s: float) -> None:
         ensemble.invite(len(row.tokens), now_s)
         for replica, member in ensemble.others.items():
-            assert member.address is not None
+            address = member.term.address
+            assert address is not None
             if replica not in self._used_at_s:
-                self._link.connect(member.address)
+                self._link.connect(address)
             self._used_at_s[replica] = now_s
             join = Join(
                 row.key[1],
-                row.text_after(member.prompt),
+                row.text_after(member.term.prompt),
                 ensemble.leader.model,
                 row.prompt_length + member.offset(row.prompt_length),
                 best_count=ensemble.options.best_count,
-                shared=self._share_memory(row, replica) if member.address.uri else None,
+                shared=self._share_memory(row, replica) if address.uri else None,
                 admission=row.admission,
                 cache_salt=row.cache_salt,
                 arrived_at_s=row.arrived_at_s,

@@ -192,8 +192,10 @@ class Target:
     def _take(self, shares: Shares, inputs: Sequence[Sequence[RowInput]], logits: Tensor) -> list[Verification]:
         """Let rows take their part of the logits, [N, V], and answer. Returns what is left to verify."""
         ends = accumulate([sum([run.logits_count for run in runs]) for runs in inputs])
-        for (row, *_), (start, end) in zip(shares, pairwise(chain([0], ends)), strict=True):
+        firsts = accumulate([sum([len(run.tokens) for run in runs]) for runs in inputs], initial=0)
+        for (row, *_), first, (start, end) in zip(shares, firsts, pairwise(chain([0], ends)), strict=False):
             message = row.take(logits, range(start, end))
+            self._exit_early(row, first)
             if message is not None:
                 self._mailbox.put(row.key[0], message)
                 if row.done:
@@ -205,6 +207,15 @@ class Target:
                 indices = [*chain.from_iterable([rows for _, rows in blended])]
                 logits[indices] = blend_rounds([ensemble for ensemble, _ in blended])
         return verifications
+
+    def _exit_early(self, row: ServedRow, first: int) -> None:
+        """Add what earlier layers predict to the row's round. first: of its tokens, in the forward."""
+        writer, hidden, early_exit = self._rows.writer(row.key), self._runner.hidden, self._runner.early_exit
+        ensemble = None if writer is None else writer.ensemble
+        if ensemble is None or not ensemble.early or ensemble.round is None or hidden is None or early_exit is None:
+            return
+        count = len(ensemble.round.draft.tokens) + 1
+        ensemble.add_early_logits(early_exit, hidden.layers[first : first + count])
 
     def _finish_rounds(self, shares: Shares) -> None:
         rows = self._rows.sampling(shares)

@@ -75,9 +75,8 @@ class TargetRow(ServedRow):
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.end = Positions(self.history)  # the position after the text, however long it is
         self.ensemble = None if admit.ensemble is None else EnsembleRounds(admit.ensemble)  # if it leads one
-        prompts = (
-            [] if self.ensemble is None else [term.prompt for term in self.ensemble.own if term.prompt is not None]
-        )
+        own = [] if self.ensemble is None else [each.term.prompt for each in self.ensemble.own]
+        prompts = [prompt for prompt in own if prompt is not None]
         self._companions = [Companion(self, index, admit, prompt) for index, prompt in enumerate(prompts, 1)]
         self.slots_needed = 1 + len(prompts)
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted

@@ -44,6 +44,7 @@ class Member(msgspec.Struct, frozen=True):
     address: ReplicaAddress | None  # of the replica that runs it; None: there is none, or it is the leader's
     is_own: bool = False  # whether the leader's model reads it, beside the request
     prompt: list[int] | None = None  # that it reads in place of the request's, in the leader's tokens; None: the same
+    layers: tuple[int, ...] = ()  # after which the leader's model predicts; of several, the most different one
 
     @property
     def is_there(self) -> bool:

@@ -115,7 +115,7 @@ def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]
         groups.setdefault(params.kind, []).append(index)
     member_weights = [params.member_weights(present) for params, present in positions]
     weights = tensor_on(device, member_weights, torch.float32).T.contiguous()  # [M, N], 0 where absent
-    numbers = [(each.threshold, each.least_share(there), each.contrast_temperature) for each, there in positions]
+    numbers = [(each.threshold, *each.contrast(present)) for each, present in positions]
     settings = tensor_on(device, numbers, torch.float32).T.contiguous()  # [3, N]
     if len(groups) == 1:
         return _blend_alike(next(iter(groups)), logits, weights, *settings)

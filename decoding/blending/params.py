@@ -17,15 +17,6 @@ MIN_AMATEUR_TEMPERATURE, MAX_AMATEUR_TEMPERATURE = 0.001, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """What a blend reads beside the leader's own text: another model, another prompt, or earlier layers."""
-
-    name: str  # in answers and errors; of another model: its name
-    is_own: bool = False  # whether the leader's own model reads it, in the same forwards
-    prompt: tuple[int, ...] | None = None  # in the leader's tokens, before the same answer; None: the request's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BlendParams:
     """How the members' distributions become the target distribution; see decoding/blending/blend.py.
 
@@ -61,15 +52,12 @@ class BlendParams:
         ):
             require(holds, name, getattr(self, name), expected)
 
-    def least_share(self, present: Sequence[bool]) -> float:
-        """Return the share of the leader's best probability that plausible tokens have; 0: all are, as to it alone."""
+    def contrast(self, present: Sequence[bool]) -> tuple[float, float]:
+        """Return α, 0 where no token is implausible, and the temperature of members with negative weights."""
         is_alone = not all(present) or (self.kind == "contrastive" and not all(self.weights))
-        return 0.0 if self.kind == "product" or is_alone else self.alpha
-
-    @property
-    def contrast_temperature(self) -> float:
-        """The temperature of members with negative weights."""
-        return self.amateur_temperature if self.kind == "contrastive" and self.form == "difference" else 1.0
+        cools = self.kind == "contrastive" and self.form == "difference"
+        alpha = 0.0 if self.kind == "product" or is_alone else self.alpha
+        return alpha, self.amateur_temperature if cools else 1.0
 
     def require_members(self, count: int) -> None:
         """Check the parameters against the number of members, M.

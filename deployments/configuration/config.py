@@ -132,6 +132,7 @@ def _checked(data: object, folder: Path, mistakes: Mistakes) -> ServerConfig:
     if is_sound and not missing:
         _find_drafter_adapters(config)
         _find_heads_adapters(config)
+        _find_early_exits(config)
     _check_http(config.http, folder, mistakes)
     with mistakes.noted():
         config.responses = config.responses.anchored(folder)
@@ -216,6 +217,12 @@ def _find_heads_adapters(config: ServerConfig) -> None:
             nested = nested_adapter(path, "heads")
             if nested is not None:
                 heads.adapters.setdefault(adapter, nested)
+
+
+def _find_early_exits(config: ServerConfig) -> None:
+    for name, model in config.models.items():
+        formulas = [endpoint.formula for endpoint in config.endpoints.values() if endpoint.target == name]
+        model.note_early_exits(set().union(*(formula.read_layers for formula in formulas if formula is not None)))
 
 
 def _check_http(http: HttpConfig, folder: Path, mistakes: Mistakes) -> None:

@@ -1,9 +1,10 @@
 """The configuration of a model: what is loaded, the resources of each replica, and how many there are."""
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from deployments.configuration.paths import locate
 from deployments.configuration.values import Count, CountOrAuto, Name
@@ -192,6 +193,12 @@ class ModelConfig(StrictModel):
         is_split = self.tensor_parallel > 1 or self.device == "balanced"
         return is_split or any(change is not None for change in changes)
 
+    _early_exits: tuple[int, ...] = PrivateAttr(())
+
+    def note_early_exits(self, layers: Collection[int]) -> None:
+        """Note after which layers formulas of its endpoints read what it predicts."""
+        self._early_exits = tuple(sorted(layers))
+
     def spec(self, name: str) -> "ModelSpec":
         from engine.loading.checkpoint import ModelSpec  # imports torch, which only replicas have to
 
@@ -202,6 +209,7 @@ class ModelConfig(StrictModel):
             adapter=None if self.adapter is None else locate(self.adapter),
             adapters={name: locate(path) for name, path in self.adapters.items()},
             unpacked=self.adaptation is not None,
+            early_exits=self._early_exits,
             memory_bytes=None if self.memory_gib is None else int(self.memory_gib * 2**30),
             **self.model_dump(include=shared - {"path", "adapter", "adapters"}),
         )

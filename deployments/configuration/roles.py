@@ -129,9 +129,13 @@ def _weights(name: str, model: ModelConfig, endpoints: Endpoints) -> str | None:
 
 def _heads(models: Models, endpoints: Endpoints) -> Iterator[str]:
     owners: dict[str, str] = {}  # the first endpoint with heads of each target
+    reading = {each.target: name for name, each in endpoints.items() if each.formula and each.formula.read_layers}
     for name, endpoint in endpoints.items():
         if endpoint.heads is None:
             continue
+        if endpoint.target in reading:
+            key = f"endpoints.{reading[endpoint.target]}.formula"
+            yield f"{key}: {endpoint.target!r} has heads, which read other layers; remove endpoints.{name}.heads"
         key = f"endpoints.{name}.heads"
         if endpoint.kind != "speculative" and not endpoint.synthesizes:
             yield f"{key}: heads know one model's choices; an endpoint that blends several can't have them"

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from decoding.blending.params import BlendParams, Term
+from actors.coordinator.request import Term
+from decoding.blending.params import BlendParams
 from decoding.errors import ContextLengthError, InvalidRequestError
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.messages.request import MessagesRequest
@@ -59,15 +60,20 @@ class FormulaReader:
         if not is_own and term.model not in self._models:
             reason = f"{field}.model: {term.model!r} is no model of {self._endpoint!r}; "
             raise InvalidRequestError(reason + nearest(term.model or "", self._models), field=f"{field}.model")
-        if is_own and not term.change:
+        if term.layers and not is_own:
+            raise InvalidRequestError(
+                f"{field}.layers: are the target's own; leave out model.", field=f"{field}.layers"
+            )
+        if is_own and not term.change and not term.layers:
             raise InvalidRequestError(f"{field}: reads what the first term does; add up their weights.", field=field)
         tokens = self._prompt(term, field, conversation, prompt) if term.change else None
         if tokens is not None and not 0 < len(tokens) < self._context_length:
             reason = f"{field}: has {len(tokens)} tokens, but should have 1 to {self._context_length - 1}."
             raise ContextLengthError(reason, field=field)
-        own_name = f"without {term.without}" if term.without else term.change
+        own_name = f"without {term.without}" if term.without else term.change or f"layers {term.layers}"
         name = own_name if is_own else str(term.model)
-        return Term(name=name, is_own=is_own, prompt=None if tokens is None else tuple(tokens))
+        own_prompt = None if tokens is None else tuple(tokens)
+        return Term(name=name, is_own=is_own, prompt=own_prompt, layers=tuple(term.layers or ()))
 
     def _prompt(
         self, term: TermFields, field: str, conversation: Conversation | None, prompt: Sequence[int]

@@ -9,7 +9,7 @@ from deployments.fields.conversation import Message
 from deployments.fields.strict import StrictModel, Text, wrong_field
 from deployments.fields.types import GivenPrompt, Items
 
-FormulaKind = Literal["guidance", "context_aware", "proxy", "contrastive", "average"]
+FormulaKind = Literal["guidance", "context_aware", "proxy", "contrastive", "dola", "average"]
 
 _MOST_TERMS = 8
 _LARGEST = 100.0
@@ -20,9 +20,11 @@ _KEYS: Mapping[str | None, Sequence[str]] = {  # of each kind, those that it nee
     "context_aware": ("scale", "alpha"),
     "proxy": ("expert", "anti_expert", "scale", "alpha"),
     "contrastive": ("amateur", "scale", "alpha"),
+    "dola": ("layers", "alpha"),
     "average": ("models",),
 }
-_REQUIRED: Mapping[str | None, int] = {None: 1, "proxy": 2, "contrastive": 1, "average": 1}
+_REQUIRED: Mapping[str | None, int] = {None: 1, "proxy": 2, "contrastive": 1, "dola": 1, "average": 1}
+Layers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=16)]
 _Factor = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 
 
@@ -46,6 +48,12 @@ class TermFields(StrictModel):
         "all of the prompt but its last token.",
     )
 
+    layers: Layers | None = Field(
+        None,
+        description="What the target predicts after so many of its layers, such as [8]; of several, the one that "
+        "differs most from the last at a position. The endpoint's `formula` says which there are.",
+    )
+
     @property
     def change(self) -> str:
         """The key by which its prompt differs from the request's; empty: it doesn't."""
@@ -53,7 +61,7 @@ class TermFields(StrictModel):
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> Self:
-        keys = [key for key in ("prompt", "messages", "system", "without") if getattr(self, key) is not None]
+        keys = [key for key in ("prompt", "messages", "system", "without", "layers") if getattr(self, key) is not None]
         if len(keys) > 1:
             raise wrong_field(keys[1], f"has no place beside {keys[0]}; set one of them")
         return self
@@ -66,8 +74,8 @@ class FormulaFields(StrictModel):
 
     kind: FormulaKind | None = Field(
         None,
-        description="guidance, context_aware, proxy, contrastive or average, whose terms follow from other keys; null: "
-        "`terms`.",
+        description="guidance, context_aware, proxy, contrastive, dola or average, whose terms follow from other keys; "
+        "null: `terms`.",
     )
     terms: Annotated[list[TermFields], Field(min_length=1, max_length=_MOST_TERMS)] | None = Field(
         None, description="What is added up; the first term is the target's own, with the request's prompt."
@@ -75,7 +83,7 @@ class FormulaFields(StrictModel):
     alpha: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
         description="Tokens stay from this share of the first term's best probability on; 0: all. By default 0.1 for "
-        "contrastive, else 0.",
+        "contrastive and dola, else 0.",
     )
     scale: _Factor | None = Field(
         None,
@@ -89,6 +97,9 @@ class FormulaFields(StrictModel):
     expert: Text | None = Field(None, description="proxy: the small model that was tuned.")
     anti_expert: Text | None = Field(None, description="proxy: the same model before that.")
     amateur: Text | None = Field(None, description="contrastive: the weaker model.")
+    layers: Layers | None = Field(
+        None, description="dola: the earlier layers to contrast with, as in a term, such as [0, 2, 4, 6]."
+    )
     models: Annotated[list[Text], Field(min_length=1, max_length=_MOST_TERMS - 1)] | None = Field(
         None, description="average: the other models."
     )
@@ -103,14 +114,19 @@ class FormulaFields(StrictModel):
             if getattr(self, name) is None:
                 raise wrong_field(name, "is required" if self.kind else "is required, or else kind")
         first = self.terms[0] if self.terms else None
-        if first and (first.model, first.change) != (None, ""):
+        if first and (first.model, first.change, first.layers) != (None, "", None):
             problem = "should be the request's own prompt, a term with a weight alone, which may be 0"
             raise wrong_field("terms.0", problem)
         return self
 
     @property
     def least_share(self) -> float:
-        return (0.1 if self.kind == "contrastive" else 0.0) if self.alpha is None else self.alpha
+        return (0.1 if self.kind in ("contrastive", "dola") else 0.0) if self.alpha is None else self.alpha
+
+    @property
+    def read_layers(self) -> set[int]:
+        """The layers of the target whose predictions it needs."""
+        return {*(self.layers or ()), *(layer for term in self.terms or () for layer in term.layers or ())}
 
     @property
     def named_models(self) -> Iterator[tuple[str, str]]:
@@ -136,6 +152,8 @@ class FormulaFields(StrictModel):
                 return [TermFields(weight=1.0), *experts]
             case "contrastive":
                 return [TermFields(weight=1 + scale), TermFields(weight=-scale, model=self.amateur)]
+            case "dola":
+                return [TermFields(weight=1.0), TermFields(weight=-1.0, layers=self.layers)]
             case "average":
                 weight = 1 / (1 + len(self.models or ()))
                 return [

@@ -85,6 +85,7 @@ class ModelSpec:
     max_length: int | None = None  # tokens of a request, prompt and output; None: as many as the model has positions
     prefill_chunk: int = PREFILL_CHUNK  # prompt tokens processed between two steps of running requests
     threads: int | None = None  # CPU threads; None: torch's own choice
+    early_exits: tuple[int, ...] = ()  # layers after which formulas read what it predicts
 
     @property
     def devices(self) -> list[torch.device]:

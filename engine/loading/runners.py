@@ -184,6 +184,8 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
         runner.cache.dtype = each.spec.kv_torch_dtype
         if each.heads is not None:
             each.heads.prepare(runner)
+        elif each.spec.early_exits:
+            runner.use_early_exits(each.spec.early_exits)
         elif each.hidden_layers:
             runner.keep_hidden_states(each.hidden_layers)
         for adapter in (0,) if each.lora is None else (0, 1):

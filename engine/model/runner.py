@@ -22,7 +22,7 @@ from engine.model.attention import AttentionReader, use_pages
 from engine.model.cuda import GraphRecorder, Replay
 from engine.model.cuda_graphs import CudaGraphs, usual_tokens
 from engine.model.forward import COMPARED_START, ModelForward
-from engine.model.hidden_states import HiddenStateHooks, HiddenStates
+from engine.model.hidden_states import EarlyExit, HiddenStateHooks, HiddenStates
 from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, token_adapters, wanted_tokens
 from engine.model.row_states import MAX_UNSETTLED
@@ -67,6 +67,8 @@ class Runner:
         self._threads: ThreadChoice | None = None  # None: a fixed number
         self._graphs: CudaGraphs | None = None
         self.hidden: HiddenStates | None = None  # of the last call of `logits`, if they are kept
+        self.kept_layers: tuple[int, ...] = ()  # after which hidden states are kept, beside the last
+        self.early_exit: EarlyExit | None = None  # makes logits of these, for formulas
         self.recorder: GraphRecorder | None = None  # records calls on a GPU
         sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
         # Whether this process has all of the model on one device; `forward` needs that.
@@ -110,6 +112,16 @@ class Runner:
         layers: after how many layers, beside the last; see `HiddenStateHooks`.
         """
         self._forward.hooks = HiddenStateHooks(self.model, layers)
+        self.kept_layers = tuple(layers)
+
+    def use_early_exits(self, layers: Sequence[int]) -> None:
+        """Let formulas read what these layers would predict. Call it before the first call of `logits`.
+
+        Raises:
+            ConfigError: as `HiddenStateHooks` and `EarlyExit` do.
+        """
+        self.keep_hidden_states(layers)
+        self.early_exit = EarlyExit(self.model, layers)
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """Run usual batches as CUDA graphs, unless the model is in parts.

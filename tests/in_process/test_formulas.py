@@ -1,6 +1,7 @@
 """Formulas write what a slow loop over plain forwards of their terms writes, and what transformers does."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.coordinator.request import Endpoint, Request
+from actors.coordinator.request import Endpoint, Request, Term
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
+from actors.replica.roles import Role
 from decoding.beams.options import BeamOptions
-from decoding.blending.params import BlendParams, EnsembleOptions, Term
+from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.noise import gumbel
 from decoding.sampling.noise_keys import noise_key
@@ -180,6 +182,59 @@ def test_terms_of_other_models_may_have_prompts_of_their_own(drafter: str | None
         wait_until_idle(engine)
     assert [tokens(answer) for answer in answers] == expected
     assert (sum(answer[-1].statistics.accepted for answer in answers) > 0) == (drafter is not None)
+
+
+LAYERS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def early() -> Iterator[Engine]:
+    runner = SlowRunner(MODELS["first"], slots=8, max_length=64, max_query=16)
+    runner.use_early_exits(LAYERS)
+    drafter = Runner(MODELS["drafter"], slots=8, max_length=64, max_query=16)
+    replicas: dict[str, tuple[Role, Runner]] = {"first": ("target", runner), "drafter": ("drafter", drafter)}
+    with Engine(replicas, LoopOptions(prefill_chunk=8, adaptive=False)) as engine:
+        yield engine
+
+
+@torch.no_grad()
+def dola(prompt: Sequence[int], layers: Sequence[int], params: SamplingParams) -> list[int]:
+    """Chuang et al., arXiv 2309.03883: log q_N − log q_M on plausible tokens; M differs most from N by divergence."""
+    model: Any = MODELS["first"]
+    text = list(prompt)
+    for _ in range(params.max_tokens):
+        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+        last = model.lm_head(states[-1][0, -1]).double().log_softmax(-1)
+        exits = [model.lm_head(model.model.norm(states[layer][0, -1])).double().log_softmax(-1) for layer in layers]
+        divergences = []
+        for other in exits:
+            mean = ((last.exp() + other.exp()) / 2).log()
+            divergences.append(float((last.exp() * (last - mean)).sum() + (other.exp() * (other - mean)).sum()))
+        scores = last - exits[divergences.index(max(divergences))]
+        scores = scores.masked_fill(last < last.max() + math.log(0.1), -math.inf)
+        if params.temperature:
+            key = torch.tensor([noise_key(params.seed, len(text))], dtype=torch.int32)
+            scores = scores / params.temperature + gumbel(key, VOCAB)[0]
+        text.append(int(scores.argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("drafter", [None, "drafter"])
+@pytest.mark.parametrize("layers", [LAYERS, (1,)])
+def test_layers_are_contrasted_as_plain_forwards_do(early: Engine, drafter: str | None, layers: Any) -> None:
+    options = EnsembleOptions(blend=BlendParams(kind="formula", weights=(1, -1), alpha=0.1))
+    terms = [Term(name="layers", is_own=True, layers=layers)]
+    cases = [*enumerate(PROMPTS[:4])]
+    answers = early.generate([Request(plain(drafter), p, params(i), ensemble=options, terms=terms) for i, p in cases])
+    assert [tokens(answer) for answer in answers] == [dola(p, layers, params(i)) for i, p in cases]
+    assert (sum(answer[-1].statistics.accepted for answer in answers) > 0) == (drafter is not None)
+
+
+def test_layers_that_are_not_kept_are_refused(early: Engine) -> None:
+    options = EnsembleOptions(blend=BlendParams(kind="formula", weights=(1, -1)))
+    request = Request(plain(), [1, 2], params(0), ensemble=options, terms=[Term(name="3", is_own=True, layers=(3,))])
+    with pytest.raises(InvalidRequestError, match=r"reads layers \[3\], but the target keeps 0, 1, 2"):
+        list(early.stream(request))
 
 
 def test_a_sum_that_lost_a_term_is_the_target_alone() -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from decoding.blending.params import Term
+from actors.coordinator.request import Term
+from decoding.errors import ConfigError
 from deployments.configuration.config import parse_config
 from deployments.configuration.paths import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -160,6 +161,41 @@ def test_a_conversation_with_nothing_to_leave_out(fake: TestClient, fields: Any,
     assert chat(fake, USER, **fields).json()["error"]["message"].startswith(message)
 
 
+def test_the_endpoint_s_own_formula_and_its_models(coordinator: Any) -> None:
+    """Proxy tuning (Liu et al., arXiv 2401.08565), of which a request takes another sum or none."""
+    served = serve(formula={"kind": "proxy", "expert": "member", "anti_expert": "drafter"})
+    with TestClient(make_api(Service(served, coordinator))) as client:
+        assert complete(client).status_code == 200
+        assert sent(coordinator) == ((1, 1, -1), [Term(name="member"), Term(name="drafter")])
+        complete(client, formula={"kind": "contrastive", "amateur": "drafter", "scale": 1})
+        assert sent(coordinator) == ((2, -1), [Term(name="drafter")])
+        assert coordinator.requests[-1].ensemble_options.blend.alpha == 0.1
+        complete(client, formula={"kind": "average", "models": ["member"]})
+        assert sent(coordinator) == ((0.5, 0.5), [Term(name="member")])
+        twice = [FIRST, {"weight": 1, "model": "member"}, {"weight": 1, "model": "member", "prompt": "x"}]
+        error = complete(client, formula={"terms": twice}).json()["error"]
+        assert error["message"].startswith("formula.terms.2: 'member' has a term already")
+        complete(client, formula={"terms": [FIRST]})
+        assert sent(coordinator)[1] == []
+
+
+def test_layers_are_kept_for_the_formulas_of_endpoints(coordinator: Any) -> None:
+    """DoLa (Chuang et al., arXiv 2309.03883)."""
+    formula = {"kind": "dola", "layers": [0, 2]}
+    data: Any = {
+        "models": {"target": {"path": str(ROOT / "models" / "target")}},
+        "endpoints": {"consort": {"target": "target", "formula": formula}, "plain": {"target": "target"}},
+    }
+    config = parse_config(data, folder=ROOT)
+    assert config.models["target"].spec("target").early_exits == (0, 2)
+    with TestClient(make_api(Service(load_endpoints(config), coordinator))) as client:
+        complete(client)
+    assert sent(coordinator) == ((1, -1), [Term(name="layers [0, 2]", is_own=True, layers=(0, 2))])
+    data["endpoints"]["plain"]["heads"] = {"path": "x", "kind": "eagle3"}
+    with pytest.raises(ConfigError, match=r"consort.formula: 'target' has heads, .* remove endpoints.plain.heads"):
+        parse_config(data, folder=ROOT)
+
+
 @pytest.mark.parametrize("source", ["template", "message"])
 def test_documents_are_read_and_left_out(coordinator: Any, source: str) -> None:
     """Context-aware decoding: (1 + s) · with documents − s · without (Shi et al., arXiv 2305.14739)."""
@@ -167,7 +203,7 @@ def test_documents_are_read_and_left_out(coordinator: Any, source: str) -> None:
     tokenizer = served["consort"].encoder.tokenizer
     if source == "template":
         tokenizer.chat_template = "{% for d in documents or [] %}<{{ d.title }}>{{ d.text }}{% endfor %}" + TEMPLATE
-        expected = "<sea>It is cold." + tokenizer.apply_chat_template([USER], tokenize=False)
+        expected = f"<sea>It is cold.{tokenizer.apply_chat_template([USER], tokenize=False)}"
     else:
         turn = {**USER, "content": "Document 1: sea\nIt is cold.\n\nimport"}
         expected = str(tokenizer.apply_chat_template([turn], tokenize=False))

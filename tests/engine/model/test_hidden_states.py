@@ -1,6 +1,7 @@
 """The hidden states that a runner keeps are the model's own, for the tokens that were run, in every way to run them."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
+from engine.layers.faster_layers import use_faster_layers
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
@@ -72,3 +74,40 @@ def test_layers_that_are_not_there_are_refused() -> None:
     runner = Runner(tiny_model("llama"), slots=1, max_length=8, max_query=8)
     with pytest.raises(ConfigError, match="after 4 layers; the model has 3"):
         runner.keep_hidden_states((1, 4))
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS.keys() - {"minicpm3"}))
+def test_the_exit_after_all_layers_is_the_models_own_output(family: str) -> None:
+    """Through the final norm, the output layer and what caps logits."""
+    runner = Runner(tiny_model(family), slots=4, max_length=80, max_query=24)
+    layers = runner.model.config.get_text_config().num_hidden_layers
+    runner.use_early_exits((1, layers))
+    rows = [RowInput(0, 0, [5, 6, 7]), RowInput(1, 0, [9, 8])]
+    logits = runner.logits(rows).clone()
+    assert runner.hidden is not None
+    assert runner.early_exit is not None
+    early = runner.early_exit.logits(runner.hidden.layers, [layers], logits)
+    torch.testing.assert_close(early, logits, atol=1e-5, rtol=1e-5)
+
+
+def test_models_that_scale_their_logits_have_no_early_exits() -> None:
+    runner = Runner(tiny_model("minicpm3"), slots=4, max_length=80, max_query=24)
+    with pytest.raises(ConfigError, match="no final norm and output layer that can follow a layer"):
+        runner.use_early_exits((1,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tokens_early_exit_has_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
+    model: Any = tiny_model("llama-gqa")
+    model.to(dtype)
+    use_faster_layers(model, deterministic=True)
+    runner = Runner(model, slots=4, max_length=80, max_query=24)
+    runner.use_early_exits((1, 2))
+    last = runner.logits([RowInput(0, 0, list(range(9)))]).clone()
+    assert runner.hidden is not None
+    assert runner.early_exit is not None
+    together = runner.early_exit.logits(runner.hidden.layers, [1, 2], last)
+    for index in range(9):
+        rows = slice(index, index + 1)
+        alone = runner.early_exit.logits(runner.hidden.layers[rows], [1, 2], last[rows])
+        assert torch.equal(alone, together[rows])
