@@ -15,6 +15,8 @@ from decoding.sampling.transfer import copy_to
 from engine.kernels.attention import MAX_BRANCHES, RaggedBatch, Reach
 from engine.kernels.state import StateRow
 
+_FEW = 8  # tokens; with more, arrays are faster
+
 
 class RowInput(msgspec.Struct, frozen=True, gc=False):
     """New tokens of one row, written to columns start, start + 1, … of the row's slot.
@@ -123,6 +125,8 @@ def pack_inputs(
     Raises:
         ValueError: a token sees columns more than MAX_BRANCHES beyond the text that it sees.
     """
+    if not row_count and not token_count and _are_few_chains(rows):
+        return _pack_few_chains(rows, states, [*rest], branches=1 if reach is None else 2)
     counts, starts, slots = [len(row.tokens) for row in rows], [row.start for row in rows], [row.slot for row in rows]
     lengths = [start + count for start, count in zip(starts, counts, strict=True)]
     padding_rows, padding = max(row_count - len(rows), 0), max(token_count - sum(counts), 0)
@@ -177,6 +181,31 @@ def pack_inputs(
         if row.positions is not None:
             model_positions[first : first + len(row.tokens)] = row.positions
     return PackedInputs(torch.from_numpy(integers), sizes)
+
+
+def _are_few_chains(rows: Sequence[RowInput]) -> bool:
+    if any(row.paths is not None or row.positions is not None for row in rows):
+        return False
+    return sum([len(row.tokens) for row in rows]) <= _FEW
+
+
+def _pack_few_chains(
+    rows: Sequence[RowInput], states: Sequence[StateRow], rest: list[int], *, branches: int
+) -> PackedInputs:
+    """Pack few tokens without padding. For so few, lists take a third of the time of arrays."""
+    tokens = list(chain.from_iterable([row.tokens for row in rows]))
+    columns = list(chain.from_iterable([range(row.start, row.end) for row in rows]))
+    parts = (
+        *(tokens, columns, [row.slot for row in rows]),
+        [0, *accumulate([len(row.tokens) for row in rows])],
+        [row.end for row in rows],
+        list(chain.from_iterable(states)),
+        *(columns, columns, [index for index, row in enumerate(rows) for _ in row.tokens]),
+        [column + 1 for column in columns],
+        *([[0] * len(tokens)] * branches),
+    )
+    integers = torch.tensor([*chain.from_iterable(parts), *rest], dtype=torch.int64)
+    return PackedInputs(integers, [*map(len, parts)])
 
 
 def wanted_tokens(rows: Sequence[RowInput]) -> list[int]:

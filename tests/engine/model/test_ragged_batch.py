@@ -138,3 +138,13 @@ def test_attention_is_the_largest_over_layers_and_heads() -> None:
     runner.logits([RowInput(1, 0, text)])
     actual = runner.attention(RowInput(1, COUNT, text[COUNT:]))
     torch.testing.assert_close(actual, expected[COUNT:], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("reach", [None, Reach(4)])
+def test_few_tokens_are_packed_as_many_are(monkeypatch: pytest.MonkeyPatch, reach: Reach | None) -> None:
+    rows = [RowInput(3, 7, [5, 6, 8]), RowInput(1, 0, [9]), RowInput(2, 40, [1, 2])]
+    few = pack_inputs(rows, reach=reach, rest=[4, 2])
+    monkeypatch.setattr("engine.model.ragged_batch._FEW", 0)
+    many = pack_inputs(rows, reach=reach, rest=[4, 2])
+    assert torch.equal(few.integers, many.integers)
+    assert [*few.sizes] == [*many.sizes]
