@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from engine.heads.checkpoint import HeadsCheckpoint
 from engine.heads.proposer import ChainHead
+from engine.kernels.native import join
 from engine.model.attention import NAME
 
 _STATES = 3
@@ -41,7 +42,7 @@ class Eagle3Layer(nn.Module):
         """hidden, embeddings: [1, N, H]. rotary: cosines and sines. Returns [1, N, H]."""
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
-        both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)  # [1, N, 2 H]
+        both = join(self.input_layernorm(embeddings), normed)  # [1, N, 2 H]
         attention.setdefault("attention_mask", None)
         attended, _ = self.self_attn(both, position_embeddings=rotary, **attention)
         residual = residual + attended
