@@ -106,7 +106,7 @@ class InProcessEndpoint:
     def load_weights(self, path: str) -> str:
         """Replace the target's weights, and return their version. Errors as in `RunTimeWeights.load`."""
         self._check()
-        load = RunTimeWeights(self._engine.coordinator, self._replaceable).load
+        load = RunTimeWeights(self._engine.coordinator, self._replaceable, self._engine.turnstile.alone).load
         with ThreadPoolExecutor(1) as waiting:  # as below
             return waiting.submit(asyncio.run, load(self._target, path)).result()
 

@@ -14,6 +14,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread
+from actors.loops.turnstile import Turnstile
 from actors.replica.roles import Loop, Role, make_loop
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import ReplicaAddress
@@ -48,12 +49,18 @@ class Engine:
         self.coordinator = Coordinator(link, max_requests=sys.maxsize, max_silence_s=math.inf, replaceable=replaceable)
         self.loops: dict[str, Loop] = {}
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
+        links: list[LocalLink] = []
+        self.turnstile = Turnstile(lambda: _wake_all(links))
         for name, (role, runner) in replicas.items():
             replica_link = wrap_link(exchange.join(name))
+            links.append(replica_link)
             with ThreadPoolExecutor(1) as making:  # it runs the model: as in `LoopThread`, but the thread ends
                 self.loops[name] = making.submit(make_loop, role, runner, replica_link, all_options[name]).result()
             prepare = partial(use_own_stream, runner.device)
-            self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake, prepare))
+            weights = all_options[name].weights
+            if weights is not None:
+                weights.alone = self.turnstile.alone_in_turn
+            self._threads.append(LoopThread(name, partial(self._turn, name), replica_link.wake, prepare))
         self._alive = set(replicas)
         self._set_replicas()
 
@@ -65,6 +72,10 @@ class Engine:
     def __exit__(self, *exception: object) -> None:
         for thread in self._threads:
             thread.stop()
+
+    def _turn(self, name: str) -> None:
+        with self.turnstile.turn():
+            self.loops[name].turn()
 
     def lose(self, name: str) -> None:
         self._alive.remove(name)
@@ -85,6 +96,11 @@ class Engine:
     def generate(self, requests: Sequence[Request]) -> list[list[Delta]]:
         """Run `generate` on this engine's coordinator."""
         return generate(self.coordinator, requests, self.check)
+
+
+def _wake_all(links: Iterable[LocalLink]) -> None:
+    for link in links:
+        link.wake()
 
 
 def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]) -> Iterator[Delta]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,17 @@ _POLL_S = 0.02
 class RunTimeWeights:
     """The weights of the models that may get others. For use in one event loop."""
 
-    def __init__(self, coordinator: Coordinator, models: Mapping[str, MakeSpec]) -> None:
-        """models: by name; says how it was loaded."""
-        self._coordinator, self.models = coordinator, models
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        models: Mapping[str, MakeSpec],
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """
+        models: by name; says how it was loaded.
+        alone: while which no model runs in this process.
+        """
+        self._coordinator, self.models, self._alone = coordinator, models, alone
         self._changing = asyncio.Lock()
 
     async def load(self, model: str, path: str, *, recompute: bool = False) -> str:
@@ -38,7 +47,7 @@ class RunTimeWeights:
         """
         self._check_model(model)
         async with self._changing:
-            digest = await asyncio.get_running_loop().run_in_executor(None, _checked, self.models[model], path)
+            digest = await asyncio.get_running_loop().run_in_executor(None, self._digest, model, path)
             before = self._coordinator.weights(model) or Weights()
             weights = Weights.numbered(before.order[0] + 1, digest, path)
             self._coordinator.set_weights(model, weights, recompute=recompute)
@@ -66,6 +75,10 @@ class RunTimeWeights:
             if error is not None:
                 self._coordinator.set_asleep(model, not asleep)
                 raise InvalidRequestError(f"model: {error}", field="model")
+
+    def _digest(self, model: str, path: str) -> str:
+        with self._alone():
+            return _checked(self.models[model], path)
 
     def _check_model(self, model: str) -> None:
         if model not in self.models:

@@ -3,7 +3,8 @@
 import ctypes
 import json
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -87,6 +88,7 @@ class ReplaceableWeights:
     def __init__(self, runner: Runner, spec: ModelSpec) -> None:
         """spec: what the model was loaded by."""
         self.runner, self._spec = runner, spec
+        self.alone: Callable[[], AbstractContextManager[None]] = nullcontext  # while which other models don't run here
 
     def load(self, path: str, digest: str) -> None:
         """Replace the weights by those of a checkpoint. An error leaves the present ones in place.
@@ -100,7 +102,8 @@ class ReplaceableWeights:
         """
         if digest and digest_of(path) != digest:
             raise ConfigError(f"{path!r} has changed since it was announced; load it again")
-        publish_weights(self.runner, self._spec, path)
+        with self.alone():
+            publish_weights(self.runner, self._spec, path)
 
     def drop(self) -> None:
         """Give the memory of weights and cache back to the system until `load`. Nothing may run before.

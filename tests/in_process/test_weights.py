@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,10 +78,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints([folder / str(number) for number in range(CHECKPOINTS)], texts)
 
 
-@pytest.fixture
-def engine(checkpoints: Checkpoints, names: list[str]) -> Iterator[Engine]:
-    """names: of replicas; those that begin with "drafter" draft."""
-    spec = ModelSpec(*(), name="m", path=str(checkpoints.folders[0]), device="cpu", slots=6, max_length=128, threads=1)
+@contextmanager
+def running(checkpoints: Checkpoints, names: list[str], **changes: Any) -> Iterator[Engine]:
+    """names: of replicas; those that begin with "drafter" draft. changes: to their spec."""
+    size: dict[str, Any] = {"slots": 6, "max_length": 128, "threads": 1, **changes}
+    spec = ModelSpec(name="m", path=str(checkpoints.folders[0]), device="cpu", **size)
     replicas, options = {}, {}
     for name in names:
         role: Role = "drafter" if name.startswith("drafter") else "target"
@@ -88,6 +90,12 @@ def engine(checkpoints: Checkpoints, names: list[str]) -> Iterator[Engine]:
         replicas[name] = role, runner
         options[name] = LoopOptions(adaptive=False, weights=ReplaceableWeights(runner, spec))
     with Engine(replicas, own_options=options) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(checkpoints: Checkpoints, names: list[str]) -> Iterator[Engine]:
+    with running(checkpoints, names) as engine:
         yield engine
 
 
@@ -143,21 +151,21 @@ def test_updates_under_load(engine: Engine, checkpoints: Checkpoints, recompute:
         assert answer[-1].finish == "length"
 
 
-@pytest.mark.parametrize("names", [["target", "drafter"]])
-def test_a_later_scoring_has_the_bits_of_the_rollout(engine: Engine, checkpoints: Checkpoints) -> None:
-    for number in range(1, 4):
-        engine.coordinator.set_weights("target", checkpoints.weights(number))
-        for kind in range(KINDS * len(PARAMS)):
-            asked = request(kind)
-            (rollout,) = engine.generate([asked])
-            whole = [*asked.prompt, *tokens(rollout)]
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_a_later_scoring_has_the_bits_of_the_rollout(checkpoints: Checkpoints, changes: dict[str, Any]) -> None:
+    with running(checkpoints, ["target", "drafter"], **changes) as engine:
+        for number in range(1, 3):
+            engine.coordinator.set_weights("target", checkpoints.weights(number))
+            asked = [request(kind) for kind in range(KINDS * len(PARAMS))]
+            rollouts = engine.generate(asked)
             params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=2)
-            (scoring,) = engine.generate([Request(ENDPOINT, whole, params)])
-            assert version(rollout) == version(scoring) == checkpoints.weights(number).version
-            scores = scoring[0].prompt_logprobs
-            assert scores is not None
-            written = [logprobs for delta in rollout for logprobs in delta.logprobs]
-            assert written == list(scores)[-len(written) :]
+            for rollout, each in zip(rollouts, asked, strict=True):
+                (scoring,) = engine.generate([Request(ENDPOINT, [*each.prompt, *tokens(rollout)], params)])
+                assert version(rollout) == version(scoring) == checkpoints.weights(number).version
+                scores = scoring[0].prompt_logprobs
+                assert scores is not None
+                written = [logprobs for delta in rollout for logprobs in delta.logprobs]
+                assert written == list(scores)[-len(written) :]
 
 
 @pytest.mark.parametrize("names", [["target", "drafter"]])
