@@ -140,7 +140,7 @@ def _scoring(server: Server, text: object, choice: Choice) -> tuple[Body, list[f
         begin = end - len(choice.tokens)
         if choice.tokens and scored.tokens[begin:end] == choice.tokens:
             return asked, scored.logprobs[begin:end]
-        raise NotOfferedError("the answer has other tokens as part of a prompt")
+        raise NotOfferedError("prompts have no log-probabilities, or the answer has other tokens as part of one")
     raise refusal or NotOfferedError("no echo")
 
 

@@ -45,6 +45,8 @@ def page(server: Server, results: Sequence[Result]) -> str:
 
 def summary(result: Result) -> str:
     """Return a line about a result."""
+    if result.verdict == "not offered":
+        return f"not offered: {', '.join(result.reasons[:1]) or 'nothing to compare'}"
     lacking = f"; {len(result.reasons)} not offered: {result.reasons[0]}" if result.reasons else ""
     if result.difference is None:
         return f"{result.requests} requests, {result.tokens:,} tokens{lacking}"
