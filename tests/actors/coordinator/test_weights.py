@@ -3,9 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from actors.coordinator.request import Delta, Request
+from actors.coordinator.request import Delta, Request, Term
 from actors.wire.messages import Admit, Cancel, Message, SetWeights, Weights, WeightsState
-from decoding.blending.params import Term
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from tests.support.coordinator_stage import ENDPOINT, PROMPT, Stage, commit, reports, tokens_of
