@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz-http test-chart test-clients help install demo serve bench bench-serve bench-llama bench-peers models test test-fast coverage test-cluster test-slow test-families lint types format chaos chaos-serve soak
+.PHONY: agent audit fuzz-http test-chart test-clients help install demo serve bench bench-serve bench-llama bench-peers models test test-fast coverage test-cluster test-slow test-families lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ demo: install ## ask the default model something, and show what speculation save
 
 serve: install ## serve the default model, SmolLM2-135M-Instruct
 	$(BIN)/consort serve
+
+agent: install ## serve the default model to an agent, and show what its drafts saved (docs/agent.md)
+	@$(BIN)/consort serve examples/agent.yaml --port 8017 & trap "kill $$!; wait" EXIT; \
+		$(BIN)/python -m examples.agent --url http://127.0.0.1:8017 $(ARGS)
 
 bench: install ## compare Consort with its peers (docs/benchmarks.md): make bench ARGS="--streams 1"
 	$(BIN)/python -m benchmarks $(ARGS)

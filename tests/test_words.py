@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = (
     "actors",
     "benchmarks",
+    "examples",
     "cli",
     "cluster",
     "consort",
