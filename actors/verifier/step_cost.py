@@ -91,9 +91,9 @@ def _are_alike(size: int, other: int) -> bool:
 def measure_step_cost(runner: Runner) -> StepCost:
     """Time steps of a few sizes on an idle runner, which also warms it up.
 
-    The minimum of several rounds counts, because other replicas may be starting on the same machine; a size whose best
-    two times differ takes part in more. Long steps take part in few, where noise matters less. Once a step is long and
-    its time proportional to its tokens, larger ones are not measured: their time is proportional, too.
+    The minimum of several rounds counts, because other replicas may be starting on the same machine. A small size whose
+    best two times differ takes part in more, long steps in few, where noise matters less. Once a step is long and its
+    time proportional to its tokens, larger ones are not measured: their time is proportional, too.
     """
     sizes = [size for size in runner.padded_sizes or _MEASURED_SIZES if size <= runner.max_query]
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
@@ -109,19 +109,18 @@ def measure_step_cost(runner: Runner) -> StepCost:
     times = [[step_s] for step_s in seconds]
     for _ in range(_DOUBTING * _ROUNDS - 1):
         for tokens, own in zip(sizes, times, strict=False):
-            if _is_in_doubt(own):
+            if _is_in_doubt(tokens, own):
                 own.append(_time_step(runner, tokens))
     runner.cache.clear_all()
     return StepCost(sizes[: len(times)], [*map(min, times)], runner.padded_sizes)
 
 
-def _is_in_doubt(times: Sequence[float]) -> bool:
+def _is_in_doubt(tokens: int, times: Sequence[float]) -> bool:
     """Whether to time a size again. times: of its steps, in seconds."""
     best, *others = sorted(times)
-    agree = bool(others) and others[0] <= _AGREEING * best
-    return len(times) < _ROUNDS * (1 if agree else _DOUBTING) and sum(times) < _MEASURING_S * (
-        1 if agree else _DOUBTING
-    )
+    agree = tokens > _RECORDED_TOKENS or (bool(others) and others[0] <= _AGREEING * best)
+    patience = 1 if agree else _DOUBTING
+    return len(times) < patience * _ROUNDS and sum(times) < patience * _MEASURING_S
 
 
 def _is_proportional(sizes: Sequence[int], seconds: Sequence[float]) -> bool:
