@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class WeightsSwitch(Generic[R]):
-    """Which weights come next. A version that could not be loaded is not tried again."""
+    """Which weights come next. A version that could not be loaded is tried again only after a sleep."""
 
     def __init__(
         self, rows: RowTable[R], model: ReplaceableWeights | None, announce: Callable[[], None], *, at_once: bool
@@ -36,8 +36,12 @@ class WeightsSwitch(Generic[R]):
 
         asleep: drop the weights and the cache instead, while no row needs them.
         """
-        if weights.order >= self._wanted.order:
-            self._wanted, self._rests = weights, asleep
+        if weights.order < self._wanted.order:
+            return
+        if asleep != self._rests and self._rows.weights.error:  # what failed may succeed now
+            self._rows.weights = replace(self._rows.weights, unfit="", error="")
+            self._announce()
+        self._wanted, self._rests = weights, asleep
 
     @property
     def is_due(self) -> bool:

@@ -16,7 +16,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
-from actors.wire.messages import Weights
+from actors.wire.messages import Weights, WeightsState
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec
@@ -207,3 +207,30 @@ def test_a_model_sleeps_when_its_requests_have_ended_and_wakes_with_its_weights(
         (answer,) = engine.generate([request(kind)])
         assert tokens(answer) == checkpoints.texts[1][kind]
     wait_until(lambda: not is_asleep("drafter"), "the drafter wakes")
+
+
+@pytest.mark.parametrize("names", [["target"]])
+def test_a_model_that_could_not_wake_wakes_later(
+    engine: Engine, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As after a trainer that held the memory, or a disk that was away."""
+    held, away = checkpoints.folders[0] / "model.safetensors", tmp_path_factory.mktemp("away") / "held"
+    asked = replace(request(0), endpoint=replace(ENDPOINT, drafter=None))
+
+    def state() -> WeightsState:
+        return engine.loops["target"].load().weights
+
+    engine.coordinator.set_asleep("target", True)
+    wait_until(lambda: state().asleep, "it sleeps")
+    held.rename(away)
+    try:
+        engine.coordinator.set_asleep("target", False)
+        wait_until(lambda: "no file named" in state().error, "it can't wake")
+        engine.coordinator.set_asleep("target", True)
+        wait_until(lambda: not state().error, "it sleeps on")
+    finally:
+        away.rename(held)
+    assert state().asleep
+    engine.coordinator.set_asleep("target", False)
+    (answer,) = engine.generate([asked])
+    assert tokens(answer) == checkpoints.texts[0][0]
