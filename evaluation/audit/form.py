@@ -157,24 +157,27 @@ def _structures(server: Server, probe: Probe) -> Iterator[Difference]:
 
 def _tool_calls(server: Server, probe: Probe) -> Iterator[Difference]:
     """A function that must be called is called by its schema."""
-    choice = {"type": "function", "function": {"name": "note"}}
     for body in probe.bodies:
         if "messages" not in body:
             raise NotOfferedError("there is no /v1/chat/completions")
-        asked = body | {"tools": [_TOOL], "tool_choice": choice}
-        whole, stream = server.ask(asked), server.stream(asked)
-        for answer, sent in ((whole, asked), (stream, asked | {"stream": True})):
-            calls = list(answer.first.calls.values())
-            shown = f"{answer.first.shown!r}, finish_reason {answer.first.finish}"
-            if [call.name for call in calls] != ["note"] or not _fits(calls[0].arguments):
-                _complete(answer)
-                yield Difference("one call of `note` by its schema", shown, [sent])
-            elif len(calls[0].ids) != 1:
-                yield Difference("one id of the call", f"{sorted(calls[0].ids)}", [sent])
-            elif answer.first.finish not in ("tool_calls", "stop"):
-                yield Difference("finish_reason tool_calls", shown, [sent])
-        if whole.first.shown != stream.first.shown:
-            yield Difference(repr(whole.first.shown), f"{stream.first.shown!r} in the stream", [asked])
+        for choice in ({"type": "function", "function": {"name": "note"}}, "required"):
+            yield from _called(server, body | {"tools": [_TOOL], "tool_choice": choice})
+
+
+def _called(server: Server, asked: Body) -> Iterator[Difference]:
+    whole, stream = server.ask(asked), server.stream(asked)
+    for answer, sent in ((whole, asked), (stream, asked | {"stream": True})):
+        calls = list(answer.first.calls.values())
+        shown = f"{answer.first.shown!r}, finish_reason {answer.first.finish}"
+        if [call.name for call in calls] != ["note"] or not _fits(calls[0].arguments):
+            _complete(answer)
+            yield Difference("one call of `note` by its schema", shown, [sent])
+        elif len(calls[0].ids) != 1:
+            yield Difference("one id of the call", f"{sorted(calls[0].ids)}", [sent])
+        elif answer.first.finish not in ("tool_calls", "stop"):
+            yield Difference("finish_reason tool_calls", shown, [sent])
+    if whole.first.shown != stream.first.shown:
+        yield Difference(repr(whole.first.shown), f"{stream.first.shown!r} in the stream", [asked])
 
 
 def _complete(answer: Answer) -> None:
