@@ -42,7 +42,7 @@ test("openai: a call is forced, streamed, and answered", async () => {
 test("openai: tools run by the client's loop", async () => {
   const client = new OpenAI({ baseURL: `${URL}/v1`, ...clients });
   const run = { type: "function", function: { name: "weather", parameters: z.toJSONSchema(Weather), function: () => "sunny" } };
-  const runner = client.chat.completions.runTools({ model: NAME, messages: ASK, tools: [run], max_tokens: 48 }, { maxChatCompletions: 2 });
+  const runner = client.chat.completions.runTools({ model: NAME, messages: ASK, tools: [run], tool_choice: "required", parallel_tool_calls: false, max_tokens: 200 }, { maxChatCompletions: 2 });
   await runner.done();
   assert.ok(runner.messages.length >= 2);
 });
@@ -82,11 +82,9 @@ const models = {
   anthropic: createAnthropic({ baseURL: `${URL}/v1`, apiKey: "none" })(NAME),
 };
 const weather = tool({ description: "Of a city.", inputSchema: Weather, execute: ({ city }) => `sunny in ${city}` });
-// Nothing is stored, so earlier items are sent themselves.
-const providerOptions = { openai: { store: false } };
 
 for (const [name, model] of Object.entries(models)) {
-  const options = { model, prompt: QUESTION, maxOutputTokens: 200, maxRetries: 0, providerOptions };
+  const options = { model, prompt: QUESTION, maxOutputTokens: 200, maxRetries: 0 };
 
   test(`ai sdk, ${name}: a forced call runs, and its result is sent back`, async () => {
     const steps = ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" });
