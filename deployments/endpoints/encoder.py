@@ -39,11 +39,11 @@ class Encoder:
         template = str(self.tokenizer.chat_template or "")
         return any(name in template for name in variables)
 
-    def prompt(self, prompt: Prompt) -> list[int]:
+    def prompt(self, prompt: Prompt, field: str = "prompt") -> list[int]:
         """Token ids of a text with special tokens; ids stay as they are. Raises as `text` and `check_tokens` do."""
         if isinstance(prompt, str):
-            return self.text(prompt, "prompt", add_special_tokens=True)
-        self.check_tokens([("prompt", prompt)])
+            return self.text(prompt, field, add_special_tokens=True)
+        self.check_tokens([(field, prompt)])
         return prompt
 
     def conversation(self, conversation: Conversation) -> list[int]:

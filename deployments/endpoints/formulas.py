@@ -79,11 +79,11 @@ class FormulaReader:
         self, term: TermFields, field: str, conversation: Conversation | None, prompt: Sequence[int]
     ) -> list[int]:
         if term.prompt is not None:
-            return self._encoder.prompt(term.prompt)
+            return self._encoder.prompt(term.prompt, field)
         if term.without == "prompt":
             return list(prompt[-1:])
         if term.messages is not None:
-            return self._encoder.conversation(replace(conversation or Conversation([]), messages=term.messages))
+            return self._conversation(replace(conversation or Conversation([]), messages=term.messages), field)
         if conversation is None:
             raise InvalidRequestError(f"{field}.{term.change}: is for conversations.", field=f"{field}.{term.change}")
         if term.without == "documents":
@@ -98,4 +98,10 @@ class FormulaReader:
         if term.without and changed == conversation:
             reason = f"{field}: leaves nothing out: the conversation has no {lacking}."
             raise InvalidRequestError(reason, field=field)
-        return self._encoder.conversation(changed)
+        return self._conversation(changed, field)
+
+    def _conversation(self, conversation: Conversation, field: str) -> list[int]:
+        try:
+            return self._encoder.conversation(conversation)
+        except InvalidRequestError as error:  # names the request's messages
+            raise type(error)(f"{field}: {error}", field=field) from error

@@ -138,7 +138,8 @@ def test_prompts_of_conversations(
             {"formula": {"terms": [FIRST, {"weight": 1, "prompt": "x", "without": "prompt"}]}},
             "formula.terms.1.without: has no place beside prompt",
         ),
-        ({"formula": {"terms": [FIRST, {"weight": 1, "prompt": [3000]}]}}, "prompt: 3000 is no token id"),
+        ({"formula": {"terms": [FIRST, {"weight": 1, "prompt": [3000]}]}}, "formula.terms.1: 3000 is no token id"),
+        ({"negative_prompt": [3000]}, "negative_prompt: 3000 is no token id"),
         ({"negative_prompt": [1] * 2000}, "negative_prompt: has 2000 tokens, but should have 1 to"),
         ({"guidance_scale": 2, "use_beam_search": True}, "guidance_scale: has no place in a beam search"),
         ({"guidance_scale": 2, "model": "rest"}, "guidance_scale: the model 'rest' blends its members"),
@@ -155,9 +156,10 @@ def test_what_is_refused(fake: TestClient, fields: Any, message: str) -> None:
     [
         ({"guidance_scale": 2}, "guidance_scale: leaves nothing out: the conversation has no system message"),
         ({"formula": {"kind": "context_aware"}}, "formula: leaves nothing out: the conversation has no documents"),
+        ({"negative_prompt": "much " * 9000}, "negative_prompt: messages: "),
     ],
 )
-def test_a_conversation_with_nothing_to_leave_out(fake: TestClient, fields: Any, message: str) -> None:
+def test_a_conversation_that_a_term_can_t_read(fake: TestClient, fields: Any, message: str) -> None:
     assert chat(fake, USER, **fields).json()["error"]["message"].startswith(message)
 
 
@@ -221,3 +223,9 @@ def test_documents_are_read_and_left_out(coordinator: Any, source: str) -> None:
 def test_documents_are_no_field_of_completions(fake: TestClient) -> None:
     message = complete(fake, documents=[{"text": "x"}]).json()["error"]["message"]
     assert message.startswith("documents: is not supported")
+
+
+def test_documents_without_a_message_of_the_user_are_refused(fake: TestClient) -> None:
+    answer = chat(fake, SYSTEM, documents=[{"text": "x"}])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("documents: are read before a message of the user")
