@@ -11,7 +11,6 @@ from actors.wire.messages import Ensemble, Member, MemberShare, MemberView
 from decoding.blending.blend import (
     attribute_tokens,
     blend,
-    keep_candidates,
     rank_others_below,
     replace_empty,
     top_k_union,
@@ -38,10 +37,6 @@ class Participant:
     agreed: int = 0  # these that it preferred
     replies: int = 0
     reply_s: float = 0.0  # of all replies
-
-    @property
-    def model(self) -> str:
-        return self.term.model
 
     @property
     def replica(self) -> str:
@@ -77,9 +72,8 @@ class EnsembleRounds:
         members = [Member(ensemble.leader, None, is_own=True), *ensemble.members]
         self.members = [Participant(each, each.is_there) for each in members]  # [M]
         self.leader = self.members[0]
-        own = [each for each in self.members if each.term.is_own]
-        self.own = [each for each in own if not each.term.layers]  # by text, the request's own first
-        self.early = [each for each in own if each.term.layers]
+        self.own = [each for each in self.members if each.term.is_own and not each.term.layers]  # the leader first
+        self.early = [each for each in self.members if each.term.is_own and each.term.layers]
         self._weights()  # raises
         self.read_length = 0  # of the text that all other members have
         self.round: Round | None = None
@@ -201,7 +195,7 @@ class EnsembleRounds:
         member.present = False
         if not self.options.has_quorum(self.present):
             raise UnavailableError(
-                f"member {member.model!r} of the ensemble {reason}; on_member_failure is "
+                f"member {member.term.model!r} of the ensemble {reason}; on_member_failure is "
                 f"{self.options.on_member_failure!r} and min_members {self.options.min_members}"
             )
         self._weights()  # raises, too
@@ -222,7 +216,9 @@ class EnsembleRounds:
 
     def explained(self, error: str) -> str:
         """Return why nothing can be chosen from the round's blend, with the members whose logits are NaN."""
-        broken = [repr(each.model) for each in self.members if each.logits is not None and each.logits.isnan().any()]
+        broken = [
+            repr(each.term.model) for each in self.members if each.logits is not None and each.logits.isnan().any()
+        ]
         return f"{error}, those of member {', '.join(broken)}" if broken else error
 
     def _views(self, rows: list[int], tokens: list[int]) -> list[tuple[MemberView, ...]]:
@@ -230,19 +226,17 @@ class EnsembleRounds:
         replies = [each.logits[rows].float() for each in self.members if each.present and each.logits is not None]
         own = replies[0]
         logits = torch.stack([replace_empty(_fit_vocabulary(reply, own.shape[-1]), own) for reply in replies])
-        pairs = [
-            (each.model, weight) for each, weight in zip(self.members, self._weights(), strict=True) if each.present
-        ]
-        attributions = attribute_tokens(logits, tokens, [weight for _, weight in pairs])
+        names = [each.term.model for each in self.members if each.present]
+        weights = [weight for weight, is_there in zip(self._weights(), self.present, strict=True) if is_there]
+        attributions = attribute_tokens(logits, tokens, weights)
         return [
-            tuple(MemberView(name, *view) for (name, _), view in zip(pairs, views, strict=True))
-            for views in attributions
+            tuple(MemberView(name, *view) for name, view in zip(names, views, strict=True)) for views in attributions
         ]
 
     def shares(self) -> list[MemberShare]:
         return [
             MemberShare(
-                model=member.model,
+                model=member.term.model,
                 weight=weight,
                 tokens=member.tokens,
                 agreement=member.agreed / max(member.tokens, 1),
@@ -295,7 +289,7 @@ def _member_logits(ensemble: EnsembleRounds, own: Tensor, candidates: Tensor | N
     if ensemble.options.vocabulary == "shared":
         return [first, *others]
     if candidates is not None:
-        first, *others = [keep_candidates(logits, candidates) for logits in (first, *others)]
+        first, *others = [logits.masked_fill(~candidates, -math.inf) for logits in (first, *others)]
     adds_up = ensemble.options.blend.kind in ("contrastive", "formula")  # there a silent member finds all tokens equal
     replacement = torch.zeros_like(first) if adds_up else first
     return [first, *(replace_empty(logits, replacement) for logits in others)]

@@ -76,7 +76,7 @@ class EnsembleLeader:
             join = Join(
                 row.key[1],
                 row.text_after(member.term.prompt),
-                ensemble.leader.model,
+                ensemble.leader.term.model,
                 row.prompt_length + member.offset(row.prompt_length),
                 best_count=ensemble.options.best_count,
                 shared=self._share_memory(row, replica) if address.uri else None,

@@ -59,16 +59,8 @@ def gate(logits: Tensor, weights: Tensor, threshold: Tensor) -> Tensor:
 
     Yu et al., arXiv 2406.12585. An absent gate is never sure. Shapes as for `mixture`; threshold: [N] float32.
     """
-    sure = (weights[0] > 0) & ~is_unsure(logits[0], threshold)
+    sure = (weights[0] > 0) & (logits[0].log_softmax(dim=-1).amax(dim=-1) >= threshold.log())
     return torch.cat([weights[:1], weights[1:].masked_fill(sure, 0.0)])
-
-
-def is_unsure(logits: Tensor, threshold: Tensor) -> Tensor:
-    """Return where a gate's best token has a probability below the threshold, [N] bool.
-
-    logits: [N, V] float32; threshold: [N] float32.
-    """
-    return logits.log_softmax(dim=-1).amax(dim=-1) < threshold.log()
 
 
 def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Tensor) -> Tensor:
@@ -93,7 +85,8 @@ def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Te
     total = _total(torch.where(factors == 0, 0.0, terms))
     is_mean = (_total(weights) - 1).abs() < _TIE
     total = torch.where(is_mean[:, None], _unless_equal(total, logits), total)
-    total = total.masked_fill(_implausible(logits[0], alpha), _NEG_INF)
+    least = logits[0].amax(dim=-1) + alpha.log()  # to be plausible
+    total = total.masked_fill((logits[0] < least[:, None]) | (logits[0] == _NEG_INF), _NEG_INF)
     impossible = total.amax(dim=-1, keepdim=True) == _NEG_INF
     return torch.where(impossible, _log_mean(log_probs, weights.clamp(min=0.0)), total)
 
@@ -169,12 +162,6 @@ def _unless_equal(blended: Tensor, logits: Tensor) -> Tensor:
     return torch.where(equal, logits[0], blended)
 
 
-def _implausible(own: Tensor, alpha: Tensor) -> Tensor:
-    """Return which tokens are less probable than α times the best, [N, V]. own: [N, V]; alpha: [N]."""
-    best = own.amax(dim=-1, keepdim=True)
-    return (own < best + alpha.log()[:, None]) | (own == _NEG_INF)
-
-
 def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[float]) -> list[list[TokenAttribution]]:
     """Compute each member's log-probability, agreement and share of each token.
 
@@ -193,8 +180,8 @@ def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[fl
     logprobs = logits.float().log_softmax(dim=-1)
     own = logprobs.gather(-1, index).squeeze(-1)  # [M, N]
     agreed = logits.argmax(dim=-1) == index.squeeze(-1)
-    scores = own + torch.tensor(weights, device=logits.device).abs().log()[:, None]
-    shares = scores.softmax(dim=0).nan_to_num(nan=0.0)
+    factors = torch.tensor(weights, device=logits.device).abs()
+    shares = (own + factors.log()[:, None]).softmax(dim=0).nan_to_num(nan=0.0)
     columns = zip(own.T.tolist(), agreed.T.tolist(), shares.T.tolist(), strict=True)
     return [list(zip(*column, strict=True)) for column in columns]
 
@@ -220,11 +207,6 @@ def top_k_union(own: Tensor, count: int, others: Sequence[Sequence[Sequence[int]
         rows, tokens = torch.tensor(pairs, device=own.device).T
         union[rows, tokens] = True
     return union
-
-
-def keep_candidates(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Set the logits of all tokens but the candidates to −∞. Both: [N, V]."""
-    return logits.masked_fill(~candidates, _NEG_INF)
 
 
 def rank_others_below(blended: Tensor, own: Tensor, candidates: Tensor) -> Tensor:

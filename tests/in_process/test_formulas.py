@@ -26,7 +26,7 @@ from tests.support.models import VOCAB
 from tests.support.waiting import wait_until_idle
 
 NEGATIVE = [[(7 * i + 2 * j) % VOCAB for j in range(1 + 4 * i)] for i in range(8)]
-Formula = Callable[[Tensor], Tensor]  # of the terms' log-probabilities, [M, V]
+Formula = Callable[[Tensor], Tensor]  # of the terms' log-probabilities, [M, V] or [M, N, V]
 
 
 def params(i: int, **more: Any) -> SamplingParams:
@@ -44,8 +44,13 @@ def guided(scale: float) -> Formula:
     return lambda log_probs: scale * (log_probs[0] - log_probs[1]) + log_probs[1]
 
 
-def weighted(weights: Sequence[float]) -> Formula:
-    return lambda log_probs: (torch.tensor(weights)[:, None] * log_probs).sum(dim=0)
+def weighted(weights: Sequence[float], alpha: float = 0.0) -> Formula:
+    def add_up(log_probs: Tensor) -> Tensor:
+        total = sum((weight * term for weight, term in zip(weights, log_probs, strict=True)), torch.zeros(()))
+        least = log_probs[0].amax(dim=-1, keepdim=True) + (math.log(alpha) if alpha else -math.inf)
+        return total.masked_fill(log_probs[0] < least, -math.inf)
+
+    return add_up
 
 
 def plain(drafter: str | None = None) -> Endpoint:
@@ -185,6 +190,7 @@ def test_terms_of_other_models_may_have_prompts_of_their_own(drafter: str | None
 
 
 LAYERS = (0, 1, 2)
+OWN = Term(name="own", is_own=True)
 
 
 @pytest.fixture(scope="module")
@@ -197,26 +203,37 @@ def early() -> Iterator[Engine]:
         yield engine
 
 
+def choose(scores: Tensor, params: SamplingParams, length: int) -> list[int]:
+    """Return the best token at each position, with noise if it is drawn. scores: [N, V]; length: of the prompt."""
+    if params.temperature:
+        keys = torch.tensor([noise_key(params.seed, length + index) for index in range(len(scores))], dtype=torch.int32)
+        scores = scores / params.temperature + gumbel(keys, VOCAB)
+    return scores.argmax(dim=-1).tolist()
+
+
 @torch.no_grad()
-def dola(prompt: Sequence[int], layers: Sequence[int], params: SamplingParams) -> list[int]:
+def choices(
+    terms: Sequence[tuple[str, Sequence[int]]], formula: Formula, params: SamplingParams, answer: Sequence[int]
+) -> list[int]:
+    """Return what is chosen at each position of an answer after the tokens before it: one forward of each term."""
+    texts = [(MODELS[name](torch.tensor([[*prompt, *answer]])).logits[0], len(prompt)) for name, prompt in terms]
+    logits = torch.stack([logits[length - 1 : -1] for logits, length in texts])
+    return choose(formula(logits.log_softmax(dim=-1)), params, len(terms[0][1]))
+
+
+@torch.no_grad()
+def dola(prompt: Sequence[int], layers: Sequence[int], params: SamplingParams, answer: Sequence[int]) -> list[int]:
     """Chuang et al., arXiv 2309.03883: log q_N − log q_M on plausible tokens; M differs most from N by divergence."""
     model: Any = MODELS["first"]
-    text = list(prompt)
-    for _ in range(params.max_tokens):
-        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-        last = model.lm_head(states[-1][0, -1]).double().log_softmax(-1)
-        exits = [model.lm_head(model.model.norm(states[layer][0, -1])).double().log_softmax(-1) for layer in layers]
-        divergences = []
-        for other in exits:
-            mean = ((last.exp() + other.exp()) / 2).log()
-            divergences.append(float((last.exp() * (last - mean)).sum() + (other.exp() * (other - mean)).sum()))
-        scores = last - exits[divergences.index(max(divergences))]
-        scores = scores.masked_fill(last < last.max() + math.log(0.1), -math.inf)
-        if params.temperature:
-            key = torch.tensor([noise_key(params.seed, len(text))], dtype=torch.int32)
-            scores = scores / params.temperature + gumbel(key, VOCAB)[0]
-        text.append(int(scores.argmax()))
-    return text[len(prompt) :]
+    text = model(torch.tensor([[*prompt, *answer]]), output_hidden_states=True)
+    last = text.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+    states = [text.hidden_states[layer][0, len(prompt) - 1 : -1] for layer in layers]
+    exits = torch.stack([model.lm_head(model.model.norm(state)).double().log_softmax(-1) for state in states])
+    mean = ((last.exp() + exits.exp()) / 2).log()
+    divergences = (last.exp() * (last - mean)).sum(-1) + (exits.exp() * (exits - mean)).sum(-1)  # [L, N]
+    early = exits[divergences.argmax(dim=0), torch.arange(len(last))]
+    implausible = last < last.amax(dim=-1, keepdim=True) + math.log(0.1)
+    return choose((last - early).masked_fill(implausible, -math.inf).float(), params, len(prompt))
 
 
 @pytest.mark.parametrize("drafter", [None, "drafter"])
@@ -226,8 +243,54 @@ def test_layers_are_contrasted_as_plain_forwards_do(early: Engine, drafter: str 
     terms = [Term(name="layers", is_own=True, layers=layers)]
     cases = [*enumerate(PROMPTS[:4])]
     answers = early.generate([Request(plain(drafter), p, params(i), ensemble=options, terms=terms) for i, p in cases])
-    assert [tokens(answer) for answer in answers] == [dola(p, layers, params(i)) for i, p in cases]
+    for (i, prompt), answer in zip(cases, answers, strict=True):
+        assert tokens(answer) == dola(prompt, layers, params(i), tokens(answer))
     assert (sum(answer[-1].statistics.accepted for answer in answers) > 0) == (drafter is not None)
+
+
+SUMS: dict[str, tuple[tuple[float, ...], float, Sequence[Term]]] = {  # weights, alpha, and the terms without prompts
+    "guidance": ((1.5, -0.5), 0.0, [OWN]),
+    "context_aware": ((1.5, -0.5), 0.0, [OWN]),
+    "proxy": ((1.0, 1.0, -1.0), 0.0, [Term(name="second"), Term(name="third")]),
+    "contrastive": ((1.5, -0.5), 0.1, [Term(name="second")]),
+    "average": ((0.5, 0.5), 0.0, [Term(name="second")]),
+    "mixed": ((1.0, 0.7, -0.4, 0.2), 0.05, [Term(name="second"), OWN, Term(name="third")]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [None, "drafter"])
+@pytest.mark.parametrize("kind", SUMS)
+def test_fifty_texts_of_forty_tokens(kind: str, drafter: str | None) -> None:
+    """Half of them greedy, half drawn with our noise."""
+    weights, alpha, terms = SUMS[kind]
+    requests, read_by = [], []
+    for i in range(50):
+        prompt = [(5 * i + 3 * j + i * j) % VOCAB for j in range(2 + i)]
+        other = prompt[i // 2 :] if kind == "context_aware" else [(7 * i + 2 * j) % VOCAB for j in range(1 + i % 30)]
+        read = [replace(term, prompt=tuple(other)) if term.is_own else term for term in terms]
+        models = [("first", prompt), *(("first", other) if term.is_own else (term.name, prompt) for term in read)]
+        setting = replace(params(i), max_tokens=40)
+        read_by.append(models)
+        options = EnsembleOptions(blend=BlendParams(kind="formula", weights=weights, alpha=alpha))
+        requests.append(Request(plain(drafter), prompt, setting, ensemble=options, terms=read))
+    with running() as engine:
+        answers = engine.generate(requests)
+    for request, models, answer in zip(requests, read_by, answers, strict=True):
+        assert tokens(answer) == choices(models, weighted(weights, alpha), request.params, tokens(answer))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [None, "drafter"])
+def test_fifty_texts_with_layers(early: Engine, drafter: str | None) -> None:
+    options = EnsembleOptions(blend=BlendParams(kind="formula", weights=(1, -1), alpha=0.1))
+    terms = [Term(name="layers", is_own=True, layers=LAYERS)]
+    settings = [replace(params(i), max_tokens=40) for i in range(50)]
+    prompts = [[(5 * i + 3 * j + i * j) % VOCAB for j in range(2 + i % 20)] for i in range(50)]
+    pairs = [*zip(prompts, settings, strict=True)]
+    answers = early.generate([Request(plain(drafter), p, each, ensemble=options, terms=terms) for p, each in pairs])
+    for (prompt, setting), answer in zip(pairs, answers, strict=True):
+        assert tokens(answer) == dola(prompt, LAYERS, setting, tokens(answer))
 
 
 def test_layers_that_are_not_kept_are_refused(early: Engine) -> None:

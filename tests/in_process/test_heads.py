@@ -25,6 +25,7 @@ from engine.heads.dflash_proposer import DFlashProposer
 from engine.heads.medusa import MedusaProposer
 from engine.heads.spec import HeadsKind
 from engine.model.runner import Runner
+from tests.in_process.test_formulas import guidance
 from tests.in_process.test_parameters import PROMPTS, SETTINGS, params, text, tokens
 from tests.support.heads import STATES, greedy_texts, medusa_heads, medusa_tensors, trained_dflash, trained_eagle3
 from tests.support.models import tiny_model
@@ -125,6 +126,22 @@ def test_a_mixed_batch_has_the_same_texts(kind: HeadsKind, how: dict[str, Any]) 
         answers = engine.generate(mixed(kind, **others))
     assert tokens(answers) == expected()
     assert accepted(answers) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_draft_for_guided_rows_beside_others(kind: HeadsKind) -> None:
+    """They read the states of a row's own text, which lie beside those of its negative prompt."""
+
+    def requests(own: HeadsKind | None) -> list[Request]:
+        plain, negative = mixed(own), guidance(1.5, [9, 8, 7])
+        return [replace(request, **negative) if index % 2 else request for index, request in enumerate(plain)]
+
+    with running(None) as engine:
+        texts = tokens(engine.generate(requests(None)))
+    with running(kind) as engine:
+        answers = engine.generate(requests(kind))
+    assert tokens(answers) == texts
+    assert accepted(answers[1::2]) > 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
