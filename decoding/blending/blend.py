@@ -85,9 +85,11 @@ def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Te
     total = _total(torch.where(factors == 0, 0.0, terms))
     is_mean = (_total(weights) - 1).abs() < _TIE
     total = torch.where(is_mean[:, None], _unless_equal(total, logits), total)
-    least = logits[0].amax(dim=-1) + alpha.log()  # to be plausible
-    total = total.masked_fill((logits[0] < least[:, None]) | (logits[0] == _NEG_INF), _NEG_INF)
+    least = (logits[0].amax(dim=-1) + alpha.log()).clamp(min=torch.finfo(torch.float32).min)  # to be plausible
+    total = total.masked_fill(logits[0] < least[:, None], _NEG_INF)
     impossible = total.amax(dim=-1, keepdim=True) == _NEG_INF
+    if impossible.device.type == "cpu" and not impossible.any():
+        return total
     return torch.where(impossible, _log_mean(log_probs, weights.clamp(min=0.0)), total)
 
 
