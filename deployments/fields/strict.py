@@ -22,6 +22,7 @@ _MOST_IGNORED = 16  # names to remember
 _MOST_UNKNOWN = 64  # in one object; more are a mistake
 _LONGEST_NAME = 200  # characters; no suggestion for longer names
 _SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) (?=should )")
+_BRANCH = re.compile(r"(constrained-(str|int|float)|(list|dict)\[.*\])$")  # of a union, in pydantic's paths
 _WITHOUT_VALUE = {
     "field",
     "name",
@@ -161,7 +162,7 @@ def problems_of(error: ValidationError) -> list[tuple[str, str]]:
 def problem_in(error: Mapping[str, Any]) -> tuple[str, str]:
     """Dotted path of the wrong field in a line of pydantic's errors, and the problem. Path "": the whole input."""
     kind, reason, context = error["type"], _SUBJECT.sub("", error["msg"]), error.get("ctx", {})
-    path = [str(part) for part in error["loc"]]
+    path = [part for part in map(str, error["loc"]) if not _BRANCH.match(part)]
     if path and path[-1] == "[key]":  # a name that is wrong
         path.pop()
     match kind:
