@@ -350,7 +350,7 @@ class Target:
 def _end_round(verification: Verification, verdict: Verdict) -> Verdict:
     """End the round of a row that leads an ensemble. Returns the verdict, whose error names members to blame."""
     ensemble = verification.row.ensemble
-    if ensemble is None:
+    if ensemble is None or ensemble.round is None:  # the row may have been removed while the device computed
         return verdict
     if verdict.error is not None:
         return verdict._replace(error=ensemble.explained(verdict.error))

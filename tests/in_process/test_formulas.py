@@ -11,8 +11,10 @@ from torch import Tensor
 
 from actors.coordinator.request import Endpoint, Request, Term
 from actors.loops.options import LoopOptions
+from actors.loops.row import RowKey
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
+from actors.verifier.inbox import TargetInbox
 from decoding.beams.options import BeamOptions
 from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.errors import InvalidRequestError
@@ -331,3 +333,24 @@ def test_a_formula_without_room_is_refused() -> None:
     assert caught.value.field == "formula"
     with running() as engine, pytest.raises(InvalidRequestError, match="has 120 tokens, but should have 1 to 112"):
         list(engine.stream(Request(plain(), PROMPTS[1], params(0), **guidance(1.5, [1] * 120))))
+
+
+def test_a_request_that_is_cancelled_during_its_step_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are read while the device computes, and the row is removed before its step is committed."""
+    cancelled, receive = list[RowKey](), TargetInbox.receive
+
+    def cancel(inbox: TargetInbox, timeout_s: float) -> None:
+        receive(inbox, timeout_s)
+        rows = [row for row in inbox._rows.writers if row.ensemble and row.ensemble.is_complete and row.generated]
+        for row in rows if not cancelled else ():
+            cancelled.append(row.key)
+            inbox._rows.remove(row.key)
+
+    monkeypatch.setattr(TargetInbox, "receive", cancel)
+    with running() as engine:
+        requests = [Request(plain(), p, params(i), **guidance(1.5, NEGATIVE[i])) for i, p in enumerate(PROMPTS[:2])]
+        answers = engine.generate(requests)  # the row that was removed begins anew
+    assert cancelled
+    cases = zip(PROMPTS, NEGATIVE, range(2), strict=False)
+    expected = [reference([("first", p), ("first", n)], guided(1.5), params(i)) for p, n, i in cases]
+    assert [tokens(answer) for answer in answers] == expected
