@@ -27,13 +27,12 @@ def mixture(logits: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted mean of the members' probabilities.
 
     Args:
-        logits: [M, N, V] float32, −∞ for tokens that a member rules out.
-        weights: [M, N] float32, at least 0, with a positive sum; 0: the member is absent.
+        logits: [M, N, V] float32, −∞ for tokens that a member rules out; of members with weight 0, those of another.
+        weights: [M, N] float32, at least 0, with a positive sum.
 
     Returns:
         [N, V] float32 logits.
     """
-    logits = _replace_absent(logits, weights)
     return _unless_equal(_log_mean(logits.log_softmax(dim=-1), weights), logits)
 
 
@@ -43,7 +42,6 @@ def majority(logits: Tensor, weights: Tensor) -> Tensor:
     Each member votes for its most probable token, by weight. Ties go to the token with the greater mean probability,
     then to the first member. The winner is the most probable token of the mixture.
     """
-    logits = _replace_absent(logits, weights)
     shares = _shares(weights)
     choices = logits.argmax(dim=-1)  # [M, N]
     votes = ((choices[:, None] == choices) * shares).sum(dim=1)  # [M, N] for each member's choice
@@ -71,24 +69,24 @@ def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Te
     Positions without any token left get the mixture of the terms with positive weights.
 
     Args:
-        logits: [M, N, V] float32, −∞ for tokens that a term rules out.
-        weights: [M, N] float32, of any sign; 0: the term is absent.
+        logits: [M, N, V] float32, −∞ for tokens that a term rules out; of terms with weight 0, those of another.
+        weights: [M, N] float32, of any sign.
         alpha: [N] float32 in 0…1.
         temperature: [N] float32, of the terms with negative weights.
 
     Returns:
         [N, V] float32 logits.
     """
-    logits, factors = _replace_absent(logits, weights), weights[:, :, None]
+    factors = weights[:, :, None]
     log_probs = (logits / torch.where(factors < 0, temperature[:, None], 1.0)).log_softmax(dim=-1)
-    terms = factors * torch.where(factors < 0, log_probs.clamp(min=_MIN_LOG_PROB), log_probs)
-    total = _total(torch.where(factors == 0, 0.0, terms))
+    least_log_probs = torch.where(factors > 0, _NEG_INF, _MIN_LOG_PROB)
+    total = _total(factors * torch.maximum(log_probs, least_log_probs))
     is_mean = (_total(weights) - 1).abs() < _TIE
     total = torch.where(is_mean[:, None], _unless_equal(total, logits), total)
     least = (logits[0].amax(dim=-1) + alpha.log()).clamp(min=torch.finfo(torch.float32).min)  # to be plausible
     total = total.masked_fill(logits[0] < least[:, None], _NEG_INF)
     impossible = total.amax(dim=-1, keepdim=True) == _NEG_INF
-    if impossible.device.type == "cpu" and not impossible.any():
+    if _is_nowhere(impossible):
         return total
     return torch.where(impossible, _log_mean(log_probs, weights.clamp(min=0.0)), total)
 
@@ -110,6 +108,8 @@ def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]
         groups.setdefault(params.kind, []).append(index)
     member_weights = [params.member_weights(present) for params, present in positions]
     weights = tensor_on(device, member_weights, torch.float32).T.contiguous()  # [M, N], 0 where absent
+    if not all(map(all, member_weights)):
+        logits = _replace_absent(logits, weights)
     numbers = [(each.threshold, *each.contrast(present)) for each, present in positions]
     settings = tensor_on(device, numbers, torch.float32).T.contiguous()  # [3, N]
     if len(groups) == 1:
@@ -128,11 +128,12 @@ def _blend_alike(kind: BlendRule, logits: Tensor, weights: Tensor, *settings: Te
         case "single" | "mixture":
             return mixture(logits, weights)
         case "vote":
-            return mixture(logits, majority(logits, weights))
+            weights = majority(logits, weights)
         case "gated":
-            return mixture(logits, gate(logits, weights, threshold))
+            weights = gate(logits, weights, threshold)
         case "product" | "contrastive" | "formula":
             return weighted_sum(logits, weights, alpha, temperature)
+    return mixture(_replace_absent(logits, weights), weights)
 
 
 def _shares(weights: Tensor) -> Tensor:
@@ -160,8 +161,13 @@ def _log_mean(log_probs: Tensor, weights: Tensor) -> Tensor:
 
 def _unless_equal(blended: Tensor, logits: Tensor) -> Tensor:
     """Return the blend, [N, V], or the members' logits where all are equal. logits: [M, N, V]."""
-    equal = (logits.amax(dim=0) == logits.amin(dim=0)).all(dim=-1, keepdim=True)
-    return torch.where(equal, logits[0], blended)
+    equal = (logits[1:] == logits[0]).all(dim=0).all(dim=-1, keepdim=True)
+    return blended if _is_nowhere(equal) else torch.where(equal, logits[0], blended)
+
+
+def _is_nowhere(flags: Tensor) -> bool:
+    """Whether none is set, as far as that is known without waiting for a device."""
+    return flags.device.type == "cpu" and not flags.any()
 
 
 def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[float]) -> list[list[TokenAttribution]]:
