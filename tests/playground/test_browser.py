@@ -120,7 +120,7 @@ def test_comparing_shows_both_answers_and_whether_they_are_the_same(page: "Page"
     page.get_by_role("switch", name="Compare").click()
     send(page, "Add two numbers.")
     wait_until_done(page, 2)
-    assert page.locator(".verdict").inner_text().startswith("Same text, ")
+    assert page.locator(".verdict").inner_text().startswith("Same text")  # and how fast this machine was
     assert {source for _, source in tokens_of(page.locator(".card").nth(1))} == {"plain"}
     assert all("tokens/s" in speed for speed in page.locator(".card .speed").all_inner_texts())
     drafted, plain = fake.bodies

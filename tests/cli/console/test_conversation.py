@@ -18,7 +18,7 @@ from deployments.apis.completions.request import CompletionRequest
         ("stop", '["a", "b"]', ["a", "b"]),
         ("speculate", "off", False),
         ("speculate", "true", True),
-        ("user", "42", "42"),
+        ("safety_identifier", "42", "42"),
     ],
 )
 def test_values_are_read_as_what_the_parameter_takes(name: str, text: str, value: object) -> None:
