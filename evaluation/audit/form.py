@@ -161,7 +161,8 @@ def _tool_calls(server: Server, probe: Probe) -> Iterator[Difference]:
         if "messages" not in body:
             raise NotOfferedError("there is no /v1/chat/completions")
         for choice in ({"type": "function", "function": {"name": "note"}}, "required"):
-            yield from _called(server, body | {"tools": [_TOOL], "tool_choice": choice})
+            asked = {"tools": [_TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+            yield from _called(server, body | asked)
 
 
 def _called(server: Server, asked: Body) -> Iterator[Difference]:
