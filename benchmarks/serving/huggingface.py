@@ -50,7 +50,6 @@ class _Handler(BaseHTTPRequestHandler):
             temperature=temperature or None,
             top_k=0 if temperature else None,
             pad_token_id=0,
-            eos_token_id=None,  # the benchmark's answers never end by themselves
             prompt_lookup_num_tokens=self.lookup or None,
         )
         self.send_response(200)
@@ -86,6 +85,9 @@ def main(model: str, tokenizer: str, dtype: str, threads: int, lookup: int, host
     """Load a checkpoint, and serve it until ended."""
     torch.set_num_threads(threads)
     _Handler.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    _Handler.model.generation_config = (
+        GenerationConfig()
+    )  # without an end: the benchmark's answers never end by themselves
     _Handler.tokenizer, _Handler.lookup = AutoTokenizer.from_pretrained(tokenizer), lookup
     HTTPServer((host, port), _Handler).serve_forever()
 
