@@ -112,13 +112,16 @@ class Coordinator:
         change = partial(self._weights.set, model, weights, recompute=recompute)
         self._run_in_loop(lambda: change(active=list(self._active.values()), now_s=self._clock()))
 
-    def set_asleep(self, model: str, asleep: bool) -> None:
-        """Let a model sleep, without weights and pages, once its requests have ended. Others are refused until then."""
-        self._run_in_loop(lambda: self._weights.set_asleep(model, asleep))
+    def set_rest(self, model: str, rest: int) -> None:
+        """Let a model sleep, without weights and pages, once its requests have ended, or wake. Then others are refused.
 
-    def is_asleep(self, model: str) -> bool:
-        """Whether a model is to sleep."""
-        return model in self._weights.asleep
+        rest: as in SetWeights, one more than the present.
+        """
+        self._run_in_loop(lambda: self._weights.set_rest(model, rest))
+
+    def rest(self, model: str) -> int:
+        """Return how often a model was sent to sleep or woken; odd: it is to sleep."""
+        return self._weights.rests.get(model, 0)
 
     def weights(self, model: str) -> Weights | None:
         """Return the weights with which requests to a model begin; None: it has no others."""

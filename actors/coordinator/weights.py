@@ -24,7 +24,7 @@ class CurrentWeights:
     ) -> None:
         """send: passes a delta on to the client."""
         self.by_model: Mapping[str, Weights] = dict.fromkeys(models, Weights())  # replaced as a whole: threads read it
-        self.asleep: set[str] = set()  # models that hold none, and get no requests
+        self.rests: Mapping[str, int] = dict.fromkeys(models, 0)  # as in SetWeights; replaced as well
         self._replica_table, self._outbox, self._dispatch, self._send = replica_table, outbox, dispatch, send
 
     def set(
@@ -52,7 +52,7 @@ class CurrentWeights:
     def refusal(self, request: Request) -> ConsortError | None:
         """Return why a request can't begin."""
         target = request.endpoint.target
-        if target in self.asleep:
+        if self.rests.get(target, 0) % 2:
             return UnavailableError(f"the model {target!r} sleeps; POST /v1/wake wakes it")
         models = {target, *[term.name for term in request.members if not term.is_own]}
         if len(models) > 1 and models & self.by_model.keys():  # nobody would say which versions wrote the text
@@ -61,30 +61,35 @@ class CurrentWeights:
             return InvalidRequestError(reason, field="formula")
         return None
 
-    def set_asleep(self, model: str, asleep: bool) -> None:
-        """Let a model's replicas drop their weights and pages when they have no requests, or load them again."""
-        (self.asleep.add if asleep else self.asleep.discard)(model)
-        self._tell(model)
+    def set_rest(self, model: str, rest: int) -> None:
+        """Let a model's replicas drop their weights and pages when they have no requests, or load them again.
+
+        It gets no requests while it rests. Numbers below the present one are ignored.
+        """
+        if rest > self.rests[model]:
+            self.rests = {**self.rests, model: rest}
+            self._tell(model)
 
     def _tell(self, model: str) -> None:
         for address, _ in self._replica_table.reports():
             if address.model == model:
-                self._outbox.put(address.name, SetWeights(self.by_model[model], model in self.asleep))
+                self._outbox.put(address.name, SetWeights(self.by_model[model], self.rests[model]))
 
     def reconcile(self, name: str, report: Report, active: Mapping[int, ActiveRequest], now_s: float) -> None:
-        """Tell a replica that lacks the current weights, and move requests whose weights it could not load.
+        """Tell a replica what it missed, and move requests whose weights it could not load.
 
-        A replica with later ones got them from another coordinator, or before this one started.
+        What it knows beyond that came from another coordinator, or before this one started.
         """
         model = self._replica_table.model(name)
         weights = self.by_model.get(model or "")
-        if weights is None:
+        if model is None or weights is None:
             return
         present = report.weights.present
-        if model is not None and present.order > weights.order:
+        self.set_rest(model, report.weights.rest)
+        if present.order > weights.order:
             self.set(model, present, list(active.values()), now_s, recompute=False)
-        elif present.order < weights.order or (model in self.asleep and not report.weights.asleep):
-            self._outbox.put(name, SetWeights(weights, model in self.asleep))
+        elif present.order < weights.order or report.weights.rest < self.rests[model]:
+            self._outbox.put(name, SetWeights(weights, self.rests[model]))
         for request_id in report.request_ids:
             request = active.get(request_id)
             if request is not None and request.target == name and request.needs(report.weights.unfit):

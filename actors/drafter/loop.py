@@ -234,8 +234,8 @@ class Drafter:
                         self._handle(target, early)
                 except Exception as error:  # a tokenizer's fault, for example, must not end other requests
                     self._mailbox.fail((peer, message.request_id), message.admission, error)
-            case SetWeights(weights, asleep):
-                self._weights.want(weights, asleep=asleep)
+            case SetWeights(weights, rest):
+                self._weights.want(weights, rest)
             case Report():
                 pass  # from a target
             case _:

@@ -28,20 +28,19 @@ class WeightsSwitch(Generic[R]):
         at_once: rows go on with new weights, as a drafter's may. Otherwise each has those of its admission.
         """
         self._rows, self._model, self._announce, self._at_once = rows, model, announce, at_once
-        self._wanted, self._rests = Weights(), False
+        self._wanted = Weights()
         rows.by_weights = model is not None and not at_once
 
-    def want(self, weights: Weights, *, asleep: bool) -> None:
-        """Load these weights when no row needs others, unless later ones are wanted already.
+    def want(self, weights: Weights, rest: int) -> None:
+        """Load these weights when no row needs others, or drop all and the cache. What is known changes nothing.
 
-        asleep: drop the weights and the cache instead, while no row needs them.
+        rest: as in SetWeights.
         """
-        if weights.order < self._wanted.order:
-            return
-        if asleep != self._rests and self._rows.weights.error:  # what failed may succeed now
-            self._rows.weights = replace(self._rows.weights, unfit="", error="")
+        if weights.order > self._wanted.order:
+            self._wanted = weights
+        if rest > self._rows.weights.rest:
+            self._rows.weights = replace(self._rows.weights, rest=rest, unfit="", error="")  # may succeed now
             self._announce()
-        self._wanted, self._rests = weights, asleep
 
     @property
     def is_due(self) -> bool:
@@ -56,7 +55,8 @@ class WeightsSwitch(Generic[R]):
             self._change(self._model.drop, replace(self._rows.weights, asleep=True), unfit="")
         weights = self._next()
         if weights is not None:
-            self._change(partial(self._load, self._model, weights), WeightsState(weights), unfit=weights.version)
+            after = WeightsState(weights, rest=self._rows.weights.rest)
+            self._change(partial(self._load, self._model, weights), after, unfit=weights.version)
 
     def _change(self, change: Callable[[], None], after: WeightsState, *, unfit: str) -> None:
         for row in list(self._rows):
@@ -66,7 +66,6 @@ class WeightsSwitch(Generic[R]):
         except (ConsortError, OSError, ValueError, RuntimeError) as error:
             _log.warning("weights %s: %s", unfit, error)
             self._rows.weights = replace(self._rows.weights, unfit=unfit, error=str(error))
-            self._rests = self._rests and bool(unfit)
         else:
             self._rows.weights = after
         self._announce()
@@ -75,6 +74,11 @@ class WeightsSwitch(Generic[R]):
         state = self._rows.weights
         if state.asleep or not weights.is_same(state.present):
             model.load(weights.path, weights.order[1])
+
+    @property
+    def _rests(self) -> bool:
+        state = self._rows.weights
+        return state.rest % 2 == 1 and (not state.error or bool(state.unfit))  # it may have failed to
 
     @property
     def _falls_asleep(self) -> bool:

@@ -34,6 +34,7 @@ from actors.wire.messages import (
     ResendRequest,
     SetWeights,
     Token,
+    Weights,
 )
 from decoding.beams.options import BeamOptions
 from decoding.errors import InvalidRequestError, UnavailableError
@@ -58,7 +59,7 @@ class TargetInbox:
         adapters: AdapterTable[ServedRow],
         leader: EnsembleLeader,
         logits_mappings: Mapping[str, LogitsMapping],
-        want_weights: Callable[..., None],
+        want_weights: Callable[[Weights, int], None],
     ) -> None:
         """logits_mappings: for each leader with another tokenizer, by its name."""
         self._rows, self._mailbox, self._runner = rows, mailbox, runner
@@ -94,8 +95,8 @@ class TargetInbox:
                     self._drafters.rest(row)
             case Remember():
                 self._lookup.remember(message)
-            case SetWeights(weights, asleep):
-                self._want_weights(weights, asleep=asleep)
+            case SetWeights(weights, rest):
+                self._want_weights(weights, rest)
             case LeaderLost():
                 self._leave_leader(message)
             case Joined() | LogitsReply() | MemberLost() | Failed():

@@ -24,7 +24,7 @@ from decoding.sampling.stopping import FinishReason
 # Version of the message format. Raise it when older and newer versions would misread each other: when a field is
 # renamed, or a required one is added. A new field with a default needs no new version. Coordinators use only replicas
 # of their own version.
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ class SetWeights(msgspec.Struct, frozen=True, tag=True):
     """Weights to have once no row needs others. A row of a target runs with those that its admission names."""
 
     weights: Weights
-    asleep: bool = False  # whether to hold none in memory, and no pages, while no row needs them
+    rest: int = 0  # grows with each sleep and each wake; odd: hold no weights and pages while no row needs them
 
 
 class Remember(msgspec.Struct, frozen=True, tag=True):
@@ -380,6 +380,7 @@ class WeightsState(msgspec.Struct, frozen=True):
     unfit: str = ""  # the version that could not be loaded last
     error: str = ""  # why; without `unfit`: why the replica can't sleep
     asleep: bool = False
+    rest: int = 0  # the greatest of SetWeights
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):

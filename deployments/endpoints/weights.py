@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from actors.coordinator.loop import Coordinator
 from actors.wire.messages import Weights
-from decoding.errors import ConfigError, InvalidRequestError
+from decoding.errors import ConfigError, InvalidRequestError, UnavailableError
 from deployments.configuration.paths import check_local
 from deployments.fields.strict import nearest
 
@@ -44,20 +44,22 @@ class RunTimeWeights:
 
         Raises:
             InvalidRequestError: the checkpoint does not fit the model, or a replica can't load it.
+            UnavailableError: another coordinator changed the model meanwhile.
         """
         self._check_model(model)
         async with self._changing:
             digest = await asyncio.get_running_loop().run_in_executor(None, self._digest, model, path)
             before = self._coordinator.weights(model) or Weights()
             weights = Weights.numbered(before.order[0] + 1, digest, path)
+            rest = self._coordinator.rest(model)
             self._coordinator.set_weights(model, weights, recompute=recompute)
-            if self._coordinator.is_asleep(model):
+            if rest % 2:
                 return weights.version
-            error = await self._until(model, weights.version)
+            error = await self._until(model, weights, rest)
             if error is not None:
                 again = Weights.numbered(before.order[0] + 2, before.order[1], before.path)
                 self._coordinator.set_weights(model, again)
-                await self._until(model, again.version)
+                await self._until(model, again, rest)
                 raise InvalidRequestError(f"path: {error}", field="path")
             return weights.version
 
@@ -66,14 +68,16 @@ class RunTimeWeights:
 
         Raises:
             InvalidRequestError: they can't.
+            UnavailableError: another coordinator changed the model meanwhile.
         """
         self._check_model(model)
         async with self._changing:
-            self._coordinator.set_asleep(model, asleep)
-            weights = self._coordinator.weights(model) or Weights()
-            error = await self._until(model, weights.version, asleep=asleep)
+            rest = self._coordinator.rest(model)
+            rest += (rest % 2 == 1) != asleep
+            self._coordinator.set_rest(model, rest)
+            error = await self._until(model, self._coordinator.weights(model) or Weights(), rest)
             if error is not None:
-                self._coordinator.set_asleep(model, not asleep)
+                self._coordinator.set_rest(model, rest + 1)
                 raise InvalidRequestError(f"model: {error}", field="model")
 
     def _digest(self, model: str, path: str) -> str:
@@ -85,11 +89,17 @@ class RunTimeWeights:
             reason = f"model: the weights of {model!r} stay; {nearest(model, self.models)}"
             raise InvalidRequestError(reason, field="model")
 
-    async def _until(self, model: str, version: str, *, asleep: bool = False) -> str | None:
-        """Wait until all replicas have a version of the weights, or sleep. Return why one can't, if so."""
+    async def _until(self, model: str, weights: Weights, rest: int) -> str | None:
+        """Wait until all replicas have the weights, or sleep. Return why one can't, if so."""
+        version, asleep = weights.version, rest % 2 == 1
         while True:
+            present = self._coordinator.weights(model) or weights
+            if present.order > weights.order or self._coordinator.rest(model) > rest:
+                raise UnavailableError(
+                    f"the model {model!r} was changed by another request at the same time; ask again"
+                )
             reports = [report for address, report in self._coordinator.reports() if address.model == model]
-            states = [report.weights for report in reports if report is not None]
+            states = [report.weights for report in reports if report is not None and report.weights.rest == rest]
             errors = [state.error for state in states if state.error and state.unfit == ("" if asleep else version)]
             if errors:
                 return errors[0]

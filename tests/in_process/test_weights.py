@@ -193,7 +193,7 @@ def test_a_model_sleeps_when_its_requests_have_ended_and_wakes_with_its_weights(
         asked = client.submit(engine.generate, [request(kind) for kind in range(KINDS)])
         wait_until(lambda: bool(engine.loops["target"].load().active), "the requests have begun")
         for model in ("target", "drafter"):
-            engine.coordinator.set_asleep(model, True)
+            engine.coordinator.set_rest(model, 1)
         answers = asked.result()
     assert [tokens(answer) for answer in answers] == checkpoints.texts[0][:KINDS]
     wait_until(lambda: is_asleep("target", "drafter"), "both sleep")
@@ -202,7 +202,7 @@ def test_a_model_sleeps_when_its_requests_have_ended_and_wakes_with_its_weights(
     engine.coordinator.set_weights("target", checkpoints.weights(1))  # it gets them when it wakes
     assert is_asleep("target", "drafter")
     for model in ("target", "drafter"):
-        engine.coordinator.set_asleep(model, False)
+        engine.coordinator.set_rest(model, 2)
     for kind in range(KINDS):
         (answer,) = engine.generate([request(kind)])
         assert tokens(answer) == checkpoints.texts[1][kind]
@@ -220,17 +220,17 @@ def test_a_model_that_could_not_wake_wakes_later(
     def state() -> WeightsState:
         return engine.loops["target"].load().weights
 
-    engine.coordinator.set_asleep("target", True)
+    engine.coordinator.set_rest("target", 1)
     wait_until(lambda: state().asleep, "it sleeps")
     held.rename(away)
     try:
-        engine.coordinator.set_asleep("target", False)
+        engine.coordinator.set_rest("target", 2)
         wait_until(lambda: "no file named" in state().error, "it can't wake")
-        engine.coordinator.set_asleep("target", True)
+        engine.coordinator.set_rest("target", 3)
         wait_until(lambda: not state().error, "it sleeps on")
     finally:
         away.rename(held)
     assert state().asleep
-    engine.coordinator.set_asleep("target", False)
+    engine.coordinator.set_rest("target", 4)
     (answer,) = engine.generate([asked])
     assert tokens(answer) == checkpoints.texts[0][0]

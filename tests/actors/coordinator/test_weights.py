@@ -17,9 +17,9 @@ def stage() -> Stage:
     return Stage(replaceable={"big", "small"})
 
 
-def state(weights: Weights, *request_ids: int, unfit: str = "") -> Message:
+def state(weights: Weights, *request_ids: int, unfit: str = "", rest: int = 0) -> Message:
     report = reports(*request_ids, drafter=None)
-    return replace(report, weights=WeightsState(weights, unfit, "no memory" if unfit else ""))
+    return replace(report, weights=WeightsState(weights, unfit, "no memory" if unfit else "", rest=rest))
 
 
 def admissions(messages: list[Message]) -> list[tuple[str, list[int], str]]:
@@ -124,19 +124,40 @@ def test_a_version_without_a_replica_fails_in_time(stage: Stage) -> None:
 def test_a_model_that_sleeps_gets_no_requests(stage: Stage) -> None:
     stage.set_replicas("t1")
     begun = stage.submit(1)
-    stage.coordinator.set_asleep("big", True)
+    stage.coordinator.set_rest("big", 1)
     stage.turn()
-    assert SetWeights(Weights(), asleep=True) in stage.received("t1")
+    assert SetWeights(Weights(), 1) in stage.received("t1")
     (refused,) = stage.submit(2)
     assert str(refused.error) == "the model 'big' sleeps; POST /v1/wake wakes it"
     stage.say("t1", commit(3, 5, finish="length"))
     assert tokens_of(begun) == [5]
-    stage.say("t1", state(Weights()))  # it was told, but not yet free
-    assert SetWeights(Weights(), asleep=True) in stage.received("t1")
-    stage.coordinator.set_asleep("big", False)
+    stage.coordinator.set_rest("big", 2)
     stage.turn()
-    assert stage.received("t1") == [SetWeights(Weights())]
+    assert stage.received("t1")[-1] == SetWeights(Weights(), 2)
     assert not stage.submit(3)
+
+
+def test_sleep_and_wake_are_repeated_until_a_replica_has_heard_of_them(stage: Stage) -> None:
+    stage.set_replicas("t1")
+    for rest in (1, 2):
+        stage.coordinator.set_rest("big", rest)
+        stage.turn()
+        assert stage.received("t1") == [SetWeights(Weights(), rest)]
+        for _ in range(2):  # it was lost
+            stage.say("t1", state(Weights(), rest=rest - 1))
+            assert stage.received("t1") == [SetWeights(Weights(), rest)]
+        stage.say("t1", state(Weights(), rest=rest))
+        assert not stage.received("t1")
+
+
+def test_a_coordinator_learns_from_replicas_what_another_lets_sleep(stage: Stage) -> None:
+    stage.set_replicas("t1", "t2")
+    stage.say("t1", state(Weights(), rest=1))
+    assert stage.received("t2") == [SetWeights(Weights(), 1)]
+    assert isinstance(stage.submit(1)[0].error, UnavailableError)
+    stage.say("t2", state(Weights(), rest=2))
+    assert stage.received("t1")[-1] == SetWeights(Weights(), 2)
+    assert not stage.submit(2)
 
 
 @pytest.mark.parametrize(("term", "refused"), [(Term(name="small"), True), (Term(name="own", is_own=True), False)])
