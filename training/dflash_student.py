@@ -12,20 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import Optimizer
 from transformers import PreTrainedModel, Qwen3Config
 
 from engine.heads.dflash import DFlashConfig, DFlashHead
 from engine.heads.dflash_layout import stored_dflash
 from training.distillation.lessons import Batch, StudentVocabulary
 from training.files import write_checkpoint
+from training.head_starts import layer_settings, muon_and_adamw, start_from
 
 _SPACING = 3  # answer tokens for each anchor: more anchors of a text teach little more than fewer
-_HEAD_DIM = 64
-_STD = 0.02
 _FREQUENCIES = 8
-_BETAS, _DECAY = (0.9, 0.95), 0.01
-_OTHER_RATE = 0.15  # of AdamW, in parts of the learning rate, which is Muon's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +49,7 @@ class DFlashStudent:
         return self.head.config.length
 
     def optimizers(self, learning_rate: float) -> list[Optimizer]:
-        inside: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, parameter in self.head.named_parameters():
-            (inside if parameter.ndim == 2 and not name.startswith("lm_head") else others).append(parameter)
-        other_rate = _OTHER_RATE * learning_rate
-        return [
-            Muon(inside, lr=learning_rate, weight_decay=_DECAY, adjust_lr_fn="match_rms_adamw"),
-            AdamW(others, lr=other_rate, betas=_BETAS, weight_decay=_DECAY, fused=True),
-        ]
+        return muon_and_adamw(self.head, learning_rate)
 
     def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Drafts start at some of the places; which, follows from the batch. None starts with an answer's first token.
@@ -124,44 +113,20 @@ def start_dflash(
 
     token_ids: that it can draft, ascending. features: [N, F] of some tokens.
     """
-    config = target.config.get_text_config(decoder=True)
-    size: int = config.hidden_size
-    head_dim = _HEAD_DIM if size % _HEAD_DIM == 0 else size // config.num_attention_heads
-    rope: dict[str, object] = getattr(config, "rope_parameters", None) or {}
-    layers = Qwen3Config(
-        vocab_size=config.vocab_size,
-        hidden_size=size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=size // head_dim,
-        num_key_value_heads=size // head_dim,
-        head_dim=head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
-    )
+    settings = layer_settings(target, shape.layers)
     head = DFlashHead(
         DFlashConfig(
-            layers=layers,
-            feature_size=shape.states * size,
+            layers=Qwen3Config(**settings),
+            feature_size=shape.states * target.config.get_text_config(decoder=True).hidden_size,
             outputs=len(token_ids),
             block_size=shape.block_size,
             mask_token_id=shape.mask_token_id,
         )
     )
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.tensor(token_ids)
-    output_layer: Any = target.get_output_embeddings()
+    start_from(head, target, token_ids, seed=seed)
     embedding: Any = target.get_input_embeddings()
-    assert head.lm_head is not None
     with torch.no_grad():
-        for parameter in head.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, _STD, generator=generator)
-        _copy_parts(head, target)
         _look_back(head, features.float(), embedding.weight.float())
-        head.lm_head.weight.copy_(output_layer.weight[ids])
-    head.d2t.copy_(ids - torch.arange(len(ids)))
     return head
 
 
@@ -184,22 +149,6 @@ def _look_back(head: DFlashHead, features: Tensor, embedding: Tensor) -> None:
             rows[half : half + len(turn)] += turn.sin()[:, None] * query_input
         for rows in attention.k_proj.weight.split(attention.head_dim):
             rows[: len(frequencies)] += key_input
-
-
-def _copy_parts(head: DFlashHead, target: PreTrainedModel) -> None:
-    """Copy the MLPs of the target's last layers with their norms, and the final norm, where they have the same size."""
-    state = target.state_dict()
-    prefix = next(name for name in state if ".layers." in name).partition(".layers.")[0]
-    before = target.config.get_text_config(decoder=True).num_hidden_layers - len(head.layers)
-    for name, parameter in head.named_parameters():
-        kind, _, rest = name.partition(".")
-        if kind == "norm" or ".mlp." in name or ".post_attention_layernorm." in name:
-            index, _, part = rest.partition(".")
-            source = state.get(
-                f"{prefix}.{name}" if kind == "norm" else f"{prefix}.layers.{int(index) + before}.{part}"
-            )
-            if source is not None and source.shape == parameter.shape:
-                parameter.copy_(source)
 
 
 def save_dflash(head: DFlashHead, layers: Sequence[int], target: str, folder: Path) -> None:

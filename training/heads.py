@@ -26,8 +26,9 @@ from engine.loading.checkpoint import load_model
 from training.dflash_student import DFlashShape, DFlashStudent, save_dflash, start_dflash
 from training.distillation.lessons import Student, StudentVocabulary, most_used
 from training.distillation.run import Made, RunOptions, StudentRun, check_output, time_heads_of
+from training.eagle3_student import Eagle3Student, save_eagle3, start_eagle3
 from training.features import StoredFeatures, read_features
-from training.head_students import Eagle3Student, MedusaStudent, save_eagle3, save_medusa, start_head
+from training.medusa_student import MedusaStudent, save_medusa
 from training.texts import Report, load_target_tokenizer, special_tokens
 
 VOCABULARY = 6656
@@ -159,7 +160,7 @@ class _Maker:
         return torch.cat([each.read() for each in self.features[:_SCALE_TEXTS]])
 
     def _new_eagle3(self) -> Eagle3Head:
-        return start_head(self.model, self._drafted(), self._some_features(), seed=self.options.run.seed)
+        return start_eagle3(self.model, self._drafted(), self._some_features(), seed=self.options.run.seed)
 
     def _new_dflash(self) -> DFlashHead:
         shape = DFlashShape(

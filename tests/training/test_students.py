@@ -23,7 +23,8 @@ from training.dflash_student import DFlashShape, DFlashStudent, start_dflash
 from training.distillation.lessons import Lessons, Student, StudentVocabulary
 from training.distillation.loop import DistillationOptions, distil
 from training.distillation.rates import held_out_rates
-from training.head_students import Eagle3Student, MedusaStudent, start_head, unroll
+from training.eagle3_student import Eagle3Student, start_eagle3, unroll
+from training.medusa_student import MedusaStudent
 from training.texts import Chat
 
 MODEL = make_model()
@@ -51,7 +52,7 @@ def lessons(chats: Sequence[Chat] | None = None) -> Lessons:
 
 def eagle3_student(steps: int = 3) -> Eagle3Student:
     features = torch.cat([MadeUp(chat).read() for chat in make_chats(2)])
-    head = start_head(MODEL, IDS, features, seed=0)
+    head = start_eagle3(MODEL, IDS, features, seed=0)
     embedding = MODEL.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)
     return Eagle3Student(head, embedding.detach(), VOCABULARY, steps=steps)
