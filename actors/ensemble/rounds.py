@@ -3,18 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor
 
 from actors.wire.messages import Ensemble, Member, MemberShare, MemberView
-from decoding.blending.blend import (
-    attribute_tokens,
-    blend,
-    rank_others_below,
-    replace_empty,
-    top_k_union,
-)
+from decoding.blending.blend import attribute_tokens, blend, rank_others_below, replace_empty, top_k_union
 from decoding.drafts.draft import Draft
 from decoding.errors import UnavailableError
 from engine.model.hidden_states import EarlyExit
@@ -147,9 +142,9 @@ class EnsembleRounds:
         """
         if self.round is not None:
             self.round.mask = mask
-            copies = logits.clone().chunk(len(self.own))  # the next forward may overwrite them
-            for member, copy in zip(self.own, copies, strict=True):
-                member.logits = copy
+            kept = logits.clone() if self.others else logits  # the next forward may overwrite them
+            for member, own in zip(self.own, kept.chunk(len(self.own)), strict=True):
+                member.logits = own
 
     def add_early_logits(self, exit_: EarlyExit, hidden: Tensor) -> None:
         """Add what earlier layers make of the leader's own text. hidden: [K + 1, k · H] as for `EarlyExit.logits`."""
@@ -205,11 +200,12 @@ class EnsembleRounds:
         assert self.round is not None
         if self.options.report_contributions:
             self.views = self._views(list(rows), list(tokens))
+        index = torch.tensor([rows, tokens])
         for member in self.members:
             if member.logits is not None and member.present:
-                preferred = member.logits[list(rows)].argmax(dim=-1).tolist()
+                preferred = member.logits[index[0], index[1]] == member.logits.amax(dim=-1)[index[0]]
                 member.tokens += len(tokens)
-                member.agreed += sum(a == b for a, b in zip(preferred, tokens, strict=True))
+                member.agreed += int(preferred.sum())
             member.logits = None
         self.read_length = self.round.text_length
         self.round = None
@@ -236,41 +232,27 @@ class EnsembleRounds:
     def shares(self) -> list[MemberShare]:
         return [
             MemberShare(
-                model=member.term.model,
-                weight=weight,
-                tokens=member.tokens,
-                agreement=member.agreed / max(member.tokens, 1),
-                latency_s=member.reply_s / max(member.replies, 1),
+                *(each.term.model, weight, each.tokens, each.agreed / max(each.tokens, 1)),
+                latency_s=each.reply_s / max(each.replies, 1),
             )
-            for member, weight in zip(self.members, self._weights(), strict=True)
+            for each, weight in zip(self.members, self._weights(), strict=True)
         ]
 
 
+@torch.inference_mode()
 def blend_rounds(ensembles: Sequence[EnsembleRounds]) -> Tensor:
     """Return the blended logits of complete rounds, [N, V]: K + 1 rows for each, one round after the other."""
-    blended: dict[int, Tensor] = {}  # by index in `ensembles`
-    for count in {len(ensemble.members) for ensemble in ensembles}:
-        indices = [index for index, ensemble in enumerate(ensembles) if len(ensemble.members) == count]
-        blended.update(zip(indices, _blend([ensembles[index] for index in indices]), strict=True))
-    return torch.cat([blended[index] for index in range(len(ensembles))])
-
-
-def _blend(ensembles: Sequence[EnsembleRounds]) -> list[Tensor]:
-    """Return [K + 1, V] for each ensemble; all have M members."""
     owns = [own for ensemble in ensembles if (own := ensemble.leader.logits) is not None]
-    candidates = [_candidates(ensemble, own) for ensemble, own in zip(ensembles, owns, strict=True)]
-    members = [torch.cat(logits) for logits in zip(*map(_member_logits, ensembles, owns, candidates), strict=True)]
-    lengths = [len(own) for own in owns]
-    positions = [
-        (ensemble.options.blend, ensemble.present)
-        for ensemble, length in zip(ensembles, lengths, strict=True)
-        for _ in range(length)
-    ]
-    blended = blend(torch.stack(members), positions).split(lengths)
-    return [
-        logits if chosen is None else rank_others_below(logits, own, chosen)
-        for logits, own, chosen in zip(blended, owns, candidates, strict=True)
-    ]
+    candidates = [*map(_candidates, ensembles, owns)]
+    most = max([len(ensemble.members) for ensemble in ensembles])
+    members = zip(*map(_member_logits, ensembles, owns, candidates, repeat(most)), strict=True)
+    logits = torch.cat([*chain.from_iterable(members)]).view(most, -1, owns[0].shape[-1])
+    pairs = zip(ensembles, owns, strict=True)
+    blended = blend(logits, [(each.options.blend, each.present) for each, own in pairs for _ in range(len(own))])
+    for rows, own, chosen in zip(blended.split([*map(len, owns)]), owns, candidates, strict=True):
+        if chosen is not None:
+            rows.copy_(rank_others_below(rows, own, chosen))
+    return blended
 
 
 def _candidates(ensemble: EnsembleRounds, own: Tensor) -> Tensor | None:
@@ -279,17 +261,16 @@ def _candidates(ensemble: EnsembleRounds, own: Tensor) -> Tensor | None:
     return top_k_union(own, count, [member.best for member in ensemble.members if member.present]) if count else None
 
 
-def _member_logits(ensemble: EnsembleRounds, own: Tensor, candidates: Tensor | None) -> list[Tensor]:
-    """Return [M] of [K + 1, V] each, float32. Those of lost members have no meaning."""
-    first = own.float()
-    others = [
-        torch.zeros_like(first) if member.logits is None else _fit_vocabulary(member.logits.float(), own.shape[-1])
-        for member in ensemble.members[1:]
-    ]
+def _member_logits(ensemble: EnsembleRounds, own: Tensor, candidates: Tensor | None, count: int) -> list[Tensor]:
+    """Return [count] of [K + 1, V] each, float32. Those of lost members, and of more than it has, have no meaning."""
+    lacking = [None] * (count - len(ensemble.members))
+    known = [own, *(member.logits for member in ensemble.members[1:]), *lacking]
+    members = [_fit_vocabulary(own if logits is None else logits, own.shape[-1]).float() for logits in known]
     if ensemble.options.vocabulary == "shared":
-        return [first, *others]
+        return members
     if candidates is not None:
-        first, *others = [logits.masked_fill(~candidates, -math.inf) for logits in (first, *others)]
+        members = [logits.masked_fill(~candidates, -math.inf) for logits in members]
+    first, *others = members
     adds_up = ensemble.options.blend.kind in ("contrastive", "formula")  # there a silent member finds all tokens equal
     replacement = torch.zeros_like(first) if adds_up else first
     return [first, *(replace_empty(logits, replacement) for logits in others)]

@@ -129,7 +129,7 @@ class Target:
         if self._heads is not None:
             writers = [self._rows.writer(share.row.key) for share in shares] if self._rows.drafting else []
             self._heads.note_step(writers, inputs)
-        verifications = self._take(shares, inputs, logits)
+        verifications, logits = self._take(shares, inputs, logits)
         wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
@@ -189,8 +189,10 @@ class Target:
             for row, mask in zip(samplers, wait_for_masks(), strict=True):
                 row.mask = mask
 
-    def _take(self, shares: Shares, inputs: Sequence[Sequence[RowInput]], logits: Tensor) -> list[Verification]:
-        """Let rows take their part of the logits, [N, V], and answer. Returns what is left to verify."""
+    def _take(
+        self, shares: Shares, inputs: Sequence[Sequence[RowInput]], logits: Tensor
+    ) -> tuple[list[Verification], Tensor]:
+        """Let rows take their part of the logits, [N, V], and answer. Returns what is left to verify, and by which."""
         ends = accumulate([sum([run.logits_count for run in runs]) for runs in inputs])
         firsts = accumulate([sum([len(run.tokens) for run in runs]) for runs in inputs], initial=0)
         for (row, *_), first, (start, end) in zip(shares, firsts, pairwise(chain([0], ends)), strict=False):
@@ -201,12 +203,13 @@ class Target:
                 if row.done:
                     self._rows.remove(row.key)
         verifications = self._rows.verifications(shares)
-        blended = [(ensemble, v.rows) for v in verifications if (ensemble := v.row.ensemble) is not None]
-        if blended:
-            with torch.inference_mode():  # as `logits` were made
-                indices = [*chain.from_iterable([rows for _, rows in blended])]
-                logits[indices] = blend_rounds([ensemble for ensemble, _ in blended])
-        return verifications
+        leading = [v for v in verifications if v.row.ensemble is not None]
+        if not leading:
+            return verifications, logits
+        alone = [v for v in verifications if v.row.ensemble is None]
+        blended = blend_rounds([v.row.ensemble for v in leading if v.row.ensemble is not None])
+        logits = torch.cat([logits, blended]) if alone else blended
+        return [*alone, *_numbered(leading, len(logits) - len(blended))], logits
 
     def _exit_early(self, row: ServedRow, first: int) -> None:
         """Add what earlier layers predict to the row's round. first: of its tokens, in the forward."""
@@ -222,11 +225,11 @@ class Target:
         ensembles = [row.ensemble for row in rows if row.ensemble is not None]
         rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
         blended = blend_rounds(ensembles)
-        ends = accumulate([len(round_.draft.tokens) + 1 for round_ in rounds])
-        verifications = [
-            Verification(row, round_.draft, range(start, end), round_.mask)
-            for row, round_, (start, end) in zip(rows, rounds, pairwise(chain([0], ends)), strict=True)
+        answered = [
+            Verification(row, round_.draft, range(len(round_.draft.tokens) + 1), round_.mask)
+            for row, round_ in zip(rows, rounds, strict=True)
         ]
+        verifications = _numbered(answered, 0)
         verdicts = judge(verifications, blended, self._texts)()
         requested_at_s = min(round_.requested_at_s for round_ in rounds)
         self._policy.note_ensemble_round(len(blended), time.perf_counter() - requested_at_s)
@@ -345,6 +348,12 @@ class Target:
             proposer.remove(row)
         if not len(self._rows):
             self._texts.clear()
+
+
+def _numbered(verifications: Sequence[Verification], start: int) -> list[Verification]:
+    """Return these with the logits from row `start` on, one after the other."""
+    ends = accumulate([len(verification.rows) for verification in verifications], initial=start)
+    return [v._replace(rows=range(*pair)) for v, pair in zip(verifications, pairwise(ends), strict=True)]
 
 
 def _end_round(verification: Verification, verdict: Verdict) -> Verdict:

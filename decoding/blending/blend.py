@@ -6,7 +6,7 @@ logits of a single model. Absent members have weight 0; their logits may be anyt
 a weight have the same logits and the weights sum to 1, the blend is bitwise these logits, on plausible tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import torch
@@ -17,8 +17,9 @@ from decoding.sampling.processors import log_add
 from decoding.sampling.transfer import tensor_on
 
 _NEG_INF = float("-inf")
-_MIN_LOG_PROB = -1e3  # of a token that a term with a negative weight rules out
+_MOST_LOG_RATIO = 1e3  # between the best token of a term with a negative weight and one that it rules out
 _TIE = 1e-5  # tolerance for votes and weights that sum to 1, and for logarithms of mean probabilities
+_FEW = 64  # tokens that are compared first
 TokenAttribution = tuple[float, bool, float]  # log-probability, whether it was the most probable token, share
 _GAP = 1e4  # between the worst candidate and all other tokens; no bias closes it
 
@@ -65,8 +66,8 @@ def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Te
     """Return the weighted sum of the terms' log-probabilities, on tokens that are plausible to the first term.
 
     Those have at least α of its best probability (Li et al., arXiv 2210.15097, section 3); others get −∞. A token that
-    a term with a positive weight rules out is ruled out; to one with a negative weight its log-probability is −1000.
-    Positions without any token left get the mixture of the terms with positive weights.
+    a term with a positive weight rules out is ruled out; to one with a negative weight it is e^−1000 as probable as the
+    best. Positions without any token left get the mixture of the terms with positive weights.
 
     Args:
         logits: [M, N, V] float32, −∞ for tokens that a term rules out; of terms with weight 0, those of another.
@@ -77,18 +78,20 @@ def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Te
     Returns:
         [N, V] float32 logits.
     """
-    factors = weights[:, :, None]
-    log_probs = (logits / torch.where(factors < 0, temperature[:, None], 1.0)).log_softmax(dim=-1)
-    least_log_probs = torch.where(factors > 0, _NEG_INF, _MIN_LOG_PROB)
-    total = _total(factors * torch.maximum(log_probs, least_log_probs))
-    is_mean = (_total(weights) - 1).abs() < _TIE
-    total = torch.where(is_mean[:, None], _unless_equal(total, logits), total)
-    least = (logits[0].amax(dim=-1) + alpha.log()).clamp(min=torch.finfo(torch.float32).min)  # to be plausible
-    total = total.masked_fill(logits[0] < least[:, None], _NEG_INF)
+    best = logits.amax(dim=-1)  # [M, N]
+    least = torch.where(weights > 0, _NEG_INF, best - _MOST_LOG_RATIO * temperature)
+    factors = weights / torch.where(weights < 0, temperature, 1.0)
+    pairs = zip(logits, factors[:, :, None], least[:, :, None], strict=True)
+    total = _total(
+        [factor * _at_least(term, floor) for term, factor, floor in pairs]
+    )  # as of logarithms, but a constant
+    total = _unless_equal(total, logits, (_total(weights) - 1).abs() < _TIE)
+    if not _is_nowhere(alpha > 0):
+        total = torch.where(logits[0] < (best[0] + alpha.log())[:, None], _NEG_INF, total)
     impossible = total.amax(dim=-1, keepdim=True) == _NEG_INF
     if _is_nowhere(impossible):
         return total
-    return torch.where(impossible, _log_mean(log_probs, weights.clamp(min=0.0)), total)
+    return torch.where(impossible, _log_mean(logits.log_softmax(dim=-1), weights.clamp(min=0.0)), total)
 
 
 def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]]) -> Tensor:
@@ -96,7 +99,7 @@ def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]
 
     Args:
         logits: [M, N, V] of any float type.
-        positions: [N] parameters, and which of the M members answered.
+        positions: [N] parameters, and which of its members, the first of M or fewer, answered.
 
     Raises:
         InvalidRequestError: the parameters don't fit the members; the error names the field.
@@ -106,12 +109,13 @@ def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]
     groups: dict[BlendRule, list[int]] = {}
     for index, (params, _) in enumerate(positions):
         groups.setdefault(params.kind, []).append(index)
-    member_weights = [params.member_weights(present) for params, present in positions]
-    weights = tensor_on(device, member_weights, torch.float32).T.contiguous()  # [M, N], 0 where absent
-    if not all(map(all, member_weights)):
-        logits = _replace_absent(logits, weights)
+    given = [(*params.member_weights(present), *[0.0] * (len(logits) - len(present))) for params, present in positions]
+    weights = tensor_on(device, given, torch.float32).T.contiguous()  # [M, N], 0 where absent
     numbers = [(each.threshold, *each.contrast(present)) for each, present in positions]
     settings = tensor_on(device, numbers, torch.float32).T.contiguous()  # [3, N]
+    if not all(map(all, given)):
+        decides = settings[1:2] > 0  # the first member, on what is plausible
+        logits = _replace_absent(logits, torch.cat([weights[:1].bool() | decides, weights[1:].bool()]))
     if len(groups) == 1:
         return _blend_alike(next(iter(groups)), logits, weights, *settings)
     blended = torch.empty_like(logits[0])
@@ -133,22 +137,21 @@ def _blend_alike(kind: BlendRule, logits: Tensor, weights: Tensor, *settings: Te
             weights = gate(logits, weights, threshold)
         case "product" | "contrastive" | "formula":
             return weighted_sum(logits, weights, alpha, temperature)
-    return mixture(_replace_absent(logits, weights), weights)
+    return mixture(_replace_absent(logits, weights != 0), weights)
 
 
 def _shares(weights: Tensor) -> Tensor:
     return weights / _total(weights)
 
 
-def _total(terms: Tensor) -> Tensor:
-    """Return the sum over members, added in turn: the bits of torch.sum depend on N. terms: [M, N] or [M, N, V]."""
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    """Return the sum over members, added in turn: the bits of torch.sum depend on N. terms: [M] of [N] or [N, V]."""
     total: Tensor = reduce(torch.add, terms)
     return total
 
 
-def _replace_absent(logits: Tensor, weights: Tensor) -> Tensor:
-    """Replace the logits of members with weight 0 by those of the first with a weight, [M, N, V]."""
-    is_present = weights != 0
+def _replace_absent(logits: Tensor, is_present: Tensor) -> Tensor:
+    """Replace the logits of absent members by those of the first that is present, [M, N, V]. is_present: [M, N]."""
     first = is_present.int().argmax(dim=0)  # [N] a member for each position
     return torch.where(is_present[:, :, None], logits, logits[first, torch.arange(len(first), device=first.device)])
 
@@ -159,10 +162,18 @@ def _log_mean(log_probs: Tensor, weights: Tensor) -> Tensor:
     return mean
 
 
-def _unless_equal(blended: Tensor, logits: Tensor) -> Tensor:
-    """Return the blend, [N, V], or the members' logits where all are equal. logits: [M, N, V]."""
-    equal = (logits[1:] == logits[0]).all(dim=0).all(dim=-1, keepdim=True)
-    return blended if _is_nowhere(equal) else torch.where(equal, logits[0], blended)
+def _unless_equal(blended: Tensor, logits: Tensor, is_mean: Tensor | bool = True) -> Tensor:
+    """Return the blend, [N, V], or the members' logits where all are equal. logits: [M, N, V]; is_mean: [N]."""
+    for width in (_FEW, logits.shape[-1]):  # most differ at once
+        part = logits[:, :, :width]
+        equal = (part[1:] == part[0]).all(dim=-1).all(dim=0) & is_mean
+        if _is_nowhere(equal):
+            return blended
+    return torch.where(equal[:, None], logits[0], blended)
+
+
+def _at_least(logits: Tensor, least: Tensor) -> Tensor:
+    return logits if _is_nowhere(least > _NEG_INF) else logits.maximum(least)
 
 
 def _is_nowhere(flags: Tensor) -> bool:

@@ -54,10 +54,10 @@ class BlendParams:
 
     def contrast(self, present: Sequence[bool]) -> tuple[float, float]:
         """Return α, 0 where no token is implausible, and the temperature of members with negative weights."""
-        is_alone = not all(present) or (self.kind == "contrastive" and not all(self.weights))
-        cools = self.kind == "contrastive" and self.form == "difference"
-        alpha = 0.0 if self.kind == "product" or is_alone else self.alpha
-        return alpha, self.amateur_temperature if cools else 1.0
+        contrasts = self.kind == "contrastive"
+        decides = self.kind == "formula" or (contrasts and all(self.weights))
+        cools = contrasts and self.form == "difference"
+        return self.alpha if decides and all(present) else 0.0, self.amateur_temperature if cools else 1.0
 
     def require_members(self, count: int) -> None:
         """Check the parameters against the number of members, M.

@@ -25,7 +25,7 @@ from tests.support.properties import repeatable
 
 Position = tuple[BlendParams, Sequence[bool]]
 
-LEAST = -1e3  # the log-probability of tokens that the amateur rules out
+LEAST = -1e3  # the log-probability of tokens that the amateur rules out, relative to its best
 KINDS = ["single", "mixture", "product", "vote", "gated"]
 LOGITS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]).log()  # [M, V]
 INF = math.inf
@@ -75,11 +75,11 @@ def contrastive_reference(params: BlendParams, expert: Sequence[float], amateur:
     probs = softmax(expert)
     kept = [x > -math.inf and p >= params.alpha * max(probs) for x, p in zip(expert, probs, strict=True)]
     if params.form == "scaled":
-        floored = [max(a, LEAST) for a in log_softmax(amateur)]
+        floored = [max(a, max(amateur) + LEAST) for a in amateur]
         scores = [(1 + params.beta) * e - params.beta * a for e, a in zip(expert, floored, strict=True)]
     else:
-        cooled = log_softmax([a / params.amateur_temperature for a in amateur])
-        scores = [e - max(a, LEAST) for e, a in zip(log_softmax(expert), cooled, strict=True)]
+        cooled = [a / params.amateur_temperature for a in amateur]
+        scores = [e - max(a, max(cooled) + LEAST) for e, a in zip(expert, cooled, strict=True)]
     return [score if keep else -math.inf for score, keep in zip(scores, kept, strict=True)]
 
 
@@ -253,6 +253,23 @@ def test_the_article_s_definition_of_contrastive() -> None:
     assert scores.isfinite().tolist() == [True, True, True, False, True]
     assert scores.argmax() == 2
     torch.testing.assert_close(scores[:3], torch.tensor([0.5 / 0.6, 1.5, 3.0]).log())
+
+
+def test_a_first_term_without_weight_still_says_what_is_plausible() -> None:
+    logits = torch.tensor([[[0.5, 0.4, 0.1]], [[0.1, 0.2, 0.7]], [[0.3, 0.3, 0.4]]]).log()
+    for alpha, kept in ((0.5, [True, True, False]), (0.0, [True] * 3)):
+        params = BlendParams(kind="formula", weights=(0, 1, 0), alpha=alpha)
+        blended = blend(logits, [(params, (True,) * 3)])[0]
+        assert blended.isfinite().tolist() == kept
+        assert torch.equal(blended[kept], logits[1, 0, kept])
+
+
+def test_blends_of_few_and_of_many_members_in_one_batch() -> None:
+    logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(5))
+    few, many = (BlendParams(), (True,)), (BlendParams(kind="formula", weights=(1.5, -1, 0.5)), (True,) * 3)
+    blended = blend(logits, [few, many])
+    assert torch.equal(blended[0], blend(logits[:1, :1], [few])[0])
+    assert torch.equal(blended[1], blend(logits[:, 1:], [many])[0])
 
 
 def test_members_that_agree_on_nothing_are_mixed() -> None:
