@@ -132,7 +132,9 @@ def render(status: Document) -> RenderableType:
         for each in endpoints
         if each["predicted_wait_s"] >= 1
     ]
-    notes = [Text(line, style="yellow") for line in (*short, *waits, *restarts)]
+    loaded = [(each["name"], each["weights"]) for each in status["replicas"] if each["weights"] is not None]
+    unfit = [f"{name}: {weights['error']}" for name, weights in loaded if weights["error"]]
+    notes = [Text(line, style="yellow") for line in (*short, *waits, *restarts, *unfit)]
     ready, requests = status["status"] == "ready", status["requests"]
     headline = Text.assemble(_mark(ready), " ", (status["url"], "bold"), f" {status['status']}")
     headline.append(", incomplete" if ready and short else "")
@@ -183,12 +185,19 @@ def _cell(value: float | None, form: str) -> str:
 
 def _replicas(replicas: Sequence[Document]) -> "_Listing":
     drafts = {None: "–", True: "wanted", False: "not wanted"}
-    listing = _Listing("replica", ("role", "drafts", "load"), ("running", "waiting", "slots"))
+    replaceable = any(replica["weights"] for replica in replicas)
+    texts = ("role", *(["weights"] if replaceable else []), "drafts", "load")
+    listing = _Listing("replica", texts, ("running", "waiting", "slots"))
     for replica in replicas:
+        weights = [_weights(replica["weights"])] if replaceable else []
         counts = [str(replica[key]) for key in ("running", "waiting", "slots")]
         bar = _bar(replica["running"], replica["slots"])
-        listing.add(replica["name"], (replica["role"], drafts[replica["drafting"]], bar, *counts))
+        listing.add(replica["name"], (replica["role"], *weights, drafts[replica["drafting"]], bar, *counts))
     return listing
+
+
+def _weights(weights: Document | None) -> str:
+    return "–" if weights is None else weights["version"] + (", asleep" if weights["asleep"] else "")
 
 
 class _Listing:

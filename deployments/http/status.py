@@ -95,6 +95,14 @@ class Adaptation(BaseModel):
     acceptance_after: float | None  # share that its present weights would have drafted
 
 
+class PresentWeights(BaseModel):
+    """What a replica has loaded, of a model with `weights_at_run_time`."""
+
+    version: str  # as answers name it
+    asleep: bool  # whether it holds none until POST /v1/wake
+    error: str | None  # why it could not load what came next, or can't sleep
+
+
 class LastRestart(BaseModel):
     """Why the last replica that failed had to be replaced."""
 
@@ -127,6 +135,7 @@ class ReplicaLoad(BaseModel):
     drafting: bool | None  # whether a target wants drafts now, or rests as plain decoding is faster; null for drafters
     speculation_gain: float | None  # a target's speed with drafts over its speed without, by trials; null: not known
     adaptation: Adaptation | None  # null for all but drafters that adapt
+    weights: PresentWeights | None  # null where they stay
 
 
 class ServerStatus(BaseModel):
@@ -250,7 +259,7 @@ def add_status_routes(
 
 
 def _status(service: Service, placements: Mapping[str, Placement], *, uptime_s: float) -> ServerStatus:
-    waiting, running = service.admission.counts()
+    coordinator, (waiting, running) = service.coordinator, service.admission.counts()
     servable = service.servable_models()
     endpoints = [
         _endpoint(service, served, servable, running=running[name], waiting=waiting[name])
@@ -265,7 +274,10 @@ def _status(service: Service, placements: Mapping[str, Placement], *, uptime_s: 
         answer_cache=_answer_cache(service) if service.cache.is_enabled else None,
         endpoints=endpoints,
         models=[ModelReplicas(model=model, **asdict(placement)) for model, placement in placements.items()],
-        replicas=[_replica(address, report, roles[address.model]) for address, report in service.coordinator.reports()],
+        replicas=[
+            _replica(address, report, roles[address.model], replaceable=coordinator.weights(address.model) is not None)
+            for address, report in coordinator.reports()
+        ],
     )
 
 
@@ -328,9 +340,10 @@ def _rate(hits: int, queries: int) -> float:
     return round(hits / queries, 4) if queries else 0.0
 
 
-def _replica(address: ReplicaAddress, report: Report | None, role: str) -> ReplicaLoad:
+def _replica(address: ReplicaAddress, report: Report | None, role: str, *, replaceable: bool) -> ReplicaLoad:
     latest = report or Report(active=0, waiting=0, slots=0, request_ids=[])
-    is_target = report is not None and role != "drafter"
+    is_target, state = report is not None and role != "drafter", latest.weights
+    weights = PresentWeights(version=state.present.version, asleep=state.asleep, error=state.error or None)
     return ReplicaLoad(
         name=address.name,
         model=address.model,
@@ -342,6 +355,7 @@ def _replica(address: ReplicaAddress, report: Report | None, role: str) -> Repli
         drafting=latest.drafting if is_target else None,
         speculation_gain=round(latest.speculation_gain, 4) if is_target and latest.speculation_gain != 1 else None,
         adaptation=None if latest.adaptation is None else Adaptation(**structs.asdict(latest.adaptation)),
+        weights=weights if replaceable and report is not None else None,
     )
 
 

@@ -75,14 +75,15 @@ function line(name, words) {
 }
 
 function replicaItem(replica) {
-  const { name, role, running, waiting, slots, kv_usage: kv, drafting } = replica;
+  const { name, role, running, waiting, slots, kv_usage: kv, drafting, weights } = replica;
   const load = `${number(running)} of ${number(slots)}${waiting ? `, ${number(waiting)} wait` : ""}`;
+  const loaded = weights ? ` · weights ${weights.version}${weights.asleep ? ", asleep" : ""}` : "";
   const state = drafting === null ? "" : reasonOf(replica) || "Wants drafts.";
   return make(
     "li",
     {},
     make("span", {}, make("b", { textContent: name }), facts(` ${role}`)),
-    facts(`${load} · KV ${percent(kv)}`),
+    facts(`${load} · KV ${percent(kv)}${loaded}`),
     make("meter", { min: 0, max: Math.max(slots, 1), value: running, "aria-label": `Load of ${name}` }),
     make("span", { className: "facts state", textContent: state }),
   );

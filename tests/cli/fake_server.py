@@ -49,6 +49,7 @@ STATUS: dict[str, Any] = {
             "waiting": 1,
             "slots": 4,
             "drafting": True,
+            "weights": None,
         },
         {
             "name": "small#1",
@@ -58,6 +59,7 @@ STATUS: dict[str, Any] = {
             "waiting": 0,
             "slots": 4,
             "drafting": None,
+            "weights": None,
         },
     ],
 }

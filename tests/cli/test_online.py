@@ -126,6 +126,15 @@ def test_status_fits_80_columns(server: FakeServer, terminal: Console) -> None:
     assert any("drafter-d15710f259d06f1c" in line and "not wanted" in line for line in lines)  # in one row
 
 
+def test_status_names_the_weights_of_each_replica(server: FakeServer, terminal: Console) -> None:
+    server.status = copy.deepcopy(STATUS)
+    server.status["replicas"][0]["weights"] = {"version": "2-5f0c2a9e", "asleep": True, "error": "it has changed"}
+    terminal.print(render(StatusReader(Client(server.url)).read()))
+    text = shown(terminal)
+    assert "2-5f0c2a9e, asleep" in text
+    assert f"{STATUS['replicas'][0]['name']}: it has changed" in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_names_are_never_broken(server: FakeServer, width: int) -> None:
     names = ["Target-Qwen2.5-7B-Instruct#k2v9x1ab", "qwen-2.5-7b-instruct", "smollm2-135m-instruct", "assistant-of-all"]

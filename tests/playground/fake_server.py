@@ -73,9 +73,10 @@ STATUS = {
     ],
     "replicas": [
         {"name": "target-0", "model": "target", "role": "target", "running": 3, "waiting": 2, "slots": 4}
-        | {"kv_usage": 0.25, "drafting": False, "speculation_gain": 0.82},
+        | {"kv_usage": 0.25, "drafting": False, "speculation_gain": 0.82}
+        | {"weights": {"version": "2-5f0c2a9e", "asleep": True, "error": None}},
         {"name": "drafter-0", "model": "drafter", "role": "drafter", "running": 0, "waiting": 0, "slots": 4}
-        | {"kv_usage": 0.0, "drafting": None, "speculation_gain": None},
+        | {"kv_usage": 0.0, "drafting": None, "speculation_gain": None, "weights": None},
     ],
 }
 CANDIDATES = [{"model": "llama", "index": 0, "text": "Four.\nOr *five*."}, {"model": "qwen", "index": 0, "text": "4"}]

@@ -115,6 +115,6 @@ def test_replicas_and_why_drafts_rest(page: "Page") -> None:
     page.get_by_text("Replicas now").click()
     page.get_by_text("target-0").wait_for()
     words = page.locator("#replicas").inner_text()
-    assert "3 of 4, 2 wait · KV 25 %" in words
+    assert "3 of 4, 2 wait · KV 25 % · weights 2-5f0c2a9e, asleep" in words
     assert "Drafts rest: the server measured 0.82 × the speed of plain decoding" in words
     assert "75 % accepted since the start" in words

@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,14 +61,10 @@ def url(texts: dict[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) 
     file = tmp_path_factory.mktemp("config") / "config.yaml"
     file.write_text(yaml.safe_dump(config))
     url = f"http://127.0.0.1:{port}"
-    with running([sys.executable, "-m", "cli", "serve", str(file)], env={**os.environ, "PYTHONPATH": str(ROOT)}):
-        for _ in range(300):
-            try:
-                if httpx.get(f"{url}/ready").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(1)
+    command = [sys.executable, "-m", "cli", "serve", str(file)]
+    with running(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        assert process.stdout is not None
+        assert any("Ctrl-C stops the server" in line for line in process.stdout)
         yield url
 
 

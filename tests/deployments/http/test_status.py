@@ -50,6 +50,7 @@ def test_the_rest_is_as_the_coordinator_knows_it(fake: TestClient) -> None:
     assert (target["running"], target["waiting"], target["slots"], target["drafting"]) == (2, 1, 4, True)
     assert (drafter["running"], drafter["slots"], drafter["drafting"]) == (0, 0, None)
     assert target["speculation_gain"] is drafter["speculation_gain"] is None
+    assert target["weights"] is drafter["weights"] is None
 
 
 def test_replicas_that_are_wanted_and_run(

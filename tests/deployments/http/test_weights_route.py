@@ -145,6 +145,8 @@ def test_a_model_sleeps_and_wakes(client: TestClient, folders: list[Path]) -> No
         503,
         "the model 'target' sleeps; POST /v1/wake wakes it",
     )
+    (replica,) = client.get("/v1/status").json()["replicas"]
+    assert replica["weights"] == {"version": version, "asleep": True, "error": None}
     assert client.post("/v1/wake", json={"model": "target"}).json() == {"model": "target", "asleep": False}
     salted = client.post("/v1/completions", json={**PROMPT, "cache_salt": "new"})  # no cached answer
     assert (salted.json()["choices"][0]["text"], salted.headers[VERSION]) == (before, version)
@@ -156,6 +158,35 @@ def test_a_model_sleeps_and_wakes(client: TestClient, folders: list[Path]) -> No
         answer = client.post(path, json={"model": "base"})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"].startswith("model: the weights of 'base' stay; ")
+
+
+def test_what_waits_when_a_model_falls_asleep_is_answered_or_told(client: TestClient) -> None:
+    def ask(number: int) -> tuple[int, str]:
+        body = {**PROMPT, "max_tokens": 60, "ignore_eos": True, "cache_salt": f"waiting {number}"}
+        answer = client.post("/v1/completions", json=body)
+        document = answer.json()
+        return answer.status_code, document["choices"][0]["text"] if answer.is_success else document["error"]["message"]
+
+    count = 24
+    with ThreadPoolExecutor(count) as asking:
+        asked = [asking.submit(ask, number) for number in range(count)]
+        wait_until(lambda: bool(client.get("/v1/status").json()["requests"]["running"]), "requests have begun")
+        assert client.post("/v1/sleep", json={"model": "target"}).status_code == 200
+        answers = {future.result() for future in asked}
+        assert client.post("/v1/wake", json={"model": "target"}).status_code == 200
+        again = set(asking.map(ask, range(count)))
+    assert len(again) == 1
+    assert answers <= again | {(503, "the model 'target' sleeps; POST /v1/wake wakes it")}
+
+
+def test_loads_that_come_at_once_are_made_in_order(client: TestClient, folders: list[Path]) -> None:
+    first = load(client, folders[0])
+    with ThreadPoolExecutor(4) as asking:
+        versions = list(asking.map(lambda number: load(client, folders[number % 2]), range(4)))
+    numbers = sorted(int(version.partition("-")[0]) for version in versions)
+    assert numbers == [int(first.partition("-")[0]) + each for each in range(1, 5)]
+    (replica,) = client.get("/v1/status").json()["replicas"]
+    assert replica["weights"]["version"] == max(versions, key=lambda version: int(version.partition("-")[0]))
 
 
 def test_only_keys_for_weights_may_replace_them(client: TestClient, folders: list[Path]) -> None:
