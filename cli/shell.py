@@ -217,9 +217,9 @@ def pull(model: str | None, revision: str | None, dtype: str) -> None:
 
 @main.command(short_help="Write a copy of a model in 4 or 8 bits.")
 @click.argument("model")
-@click.option("--to", "kind", type=click.Choice(["int4", "int8"]), default="int4", show_default=True)
+@click.option("--to", "kind", type=click.Choice(["int4", "int8", "nf4"]), default="int4", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="A new folder.")
-def quantize(model: str, kind: Literal["int4", "int8"], output: Path) -> None:
+def quantize(model: str, kind: Literal["int4", "int8", "nf4"], output: Path) -> None:
     """Write a quantised copy of MODEL, a folder or an id on the Hugging Face Hub.
 
     It serves like MODEL with `quantization`, but starts faster and takes less room on disk and while it is loaded.

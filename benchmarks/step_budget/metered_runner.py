@@ -19,7 +19,6 @@ from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, Traffic, storage
 from decoding.sampling import sampler
 from engine.kernels import native_state
 from engine.kernels.attention import RaggedBatch
-from engine.kernels.quantized_weight import GROUP, QuantizedWeight
 from engine.kernels.state import Convolution, Recurrence
 from engine.layers import mlp, quantized_linear
 from engine.layers.faster_layers import use_faster_layers
@@ -90,20 +89,14 @@ def meta_model(shape: str, vocab_size: int, layers: int | None = None, *, bits: 
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     if bits is not None:
-        with patch.object(quantizer, "rounded_to_nearest", _rounded):
-            quantizer.round_layers(model, bits)
+        with patch.object(quantizer, "rounded", lambda weight, kind: quantizer.empty_weight(weight.shape, kind)):
+            quantizer.round_layers(model, "int4" if bits == 4 else "int8")
     with ExitStack() as stack:
         stack.enter_context(patch.object(quantized_linear, "computes_integers", lambda device: True))
         for name in ("_may_be_faster", "_agree"):  # gated layers are compared on random numbers, which are not here
             stack.enter_context(patch.object(mlp, name, lambda *given: True))
         use_faster_layers(model)
     return model
-
-
-def _rounded(weight: Tensor, bits: int) -> QuantizedWeight:
-    codes = weight.new_empty(len(weight), weight.shape[1] * bits // 8, dtype=torch.uint8)
-    scales = weight.new_empty(len(weight), weight.shape[1] // GROUP, dtype=torch.float16)
-    return QuantizedWeight(codes=codes, scales=scales, offsets=None, bits=bits)
 
 
 class FakeCapture:

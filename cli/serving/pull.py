@@ -47,7 +47,7 @@ def pull_model(model: str | None, revision: str | None, dtype: str) -> None:
     _console.print(f"  consort serve {path if model is not None else ''}", markup=False, soft_wrap=True)
 
 
-def quantize_model(model: str, kind: Literal["int4", "int8"], output: Path) -> None:
+def quantize_model(model: str, kind: Literal["int4", "int8", "nf4"], output: Path) -> None:
     """Write a model with weights of 4 or 8 bits, and its tokenizer, to a new folder."""
     from transformers.utils.logging import disable_progress_bar
 

@@ -100,7 +100,7 @@ class ModelConfig(StrictModel):
     quantization: Literal["int4", "int8", "nf4"] | None = Field(
         None,
         description="int4, int8: weights as integers with a scale for each 32; embeddings and the output layer always "
-        "have 8 bits. nf4: linear layers as 4-bit normal floats, by bitsandbytes.",
+        "have 8 bits. nf4: as int4, with 4-bit normal floats for integers.",
     )
     activations: Literal["int8"] | None = Field(
         None,

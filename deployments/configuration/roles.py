@@ -122,8 +122,6 @@ def _weights(name: str, model: ModelConfig, endpoints: Endpoints) -> str | None:
         return "a drafter that adapts replaces its weights by itself; remove adaptation"
     if model.tensor_parallel > 1 or model.device == "balanced":
         return "weights that are spread over devices stay; use one device"
-    if model.quantization == "nf4":
-        return "weights stored as nf4 can't be replaced; set quantization to int8 or int4"
     return None
 
 

@@ -13,9 +13,9 @@ from deployments.configuration.paths import positions_of, read_header, tensors_i
 from engine.loading.gguf.files import converted_folder, is_gguf, local_file, stored_bytes
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-_QUANTIZED_BYTES = {"nf4": 0.53, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
+_QUANTIZED_BYTES = {"nf4": 0.5625, "int4": 0.5625, "int8": 1.0625}  # of a weight, scales included
 _KEPT = re.compile(r"embed|lm_head|wte|wpe|\.experts\.|_embd|^output\.")  # in names of matrices that are not quantised
-_ENDS = re.compile(r"embed_tokens|lm_head|wte|token_embd|^output\.")  # `int4` keeps these in 8 bits, too
+_ENDS = re.compile(r"embed_tokens|lm_head|wte|token_embd|^output\.")  # `int4` and `nf4` keep these in 8 bits
 _OUTPUT = re.compile(r"lm_head|embed_out|^output\.")  # where there is one, the embedding is not the output layer
 _LOOKED_UP = re.compile(r"embed_tokens|embed_in\.|wte|wpe|token_embd")  # of which a step reads a row for each token
 _EXPERTS = re.compile(r"\.experts\.|_exps\.")
@@ -124,7 +124,7 @@ def _size(config: Mapping[str, Any], model: ModelConfig, tensors: _Tensors, stor
         if quantization is not None:
             linear, ends = _estimated_numbers(total, config)
             needed -= linear * (item - _QUANTIZED_BYTES[quantization])
-            needed -= ends * (item - _QUANTIZED_BYTES["int8"]) * (quantization != "nf4")
+            needed -= ends * (item - _QUANTIZED_BYTES["int8"])
     kv_item = _ITEM_BYTES.get(model.kv_dtype) or (2 if quantized_before else min(math.ceil(item), 4))
     numbers = _kv_numbers(config, keeps_latents=model.tensor_parallel == 1)
     return ModelSize(
@@ -139,9 +139,9 @@ def _loaded_bytes(name: str, shape: Sequence[int], item: float, quantization: st
     """Return the bytes of a tensor that was not quantised before. item: of a number that is not quantised now."""
     is_expert = bool(_EXPERTS.search(name))
     if quantization is not None and (len(shape) == 2 or is_expert):
-        if not _KEPT.search(name) or (is_expert and quantization != "nf4"):
+        if is_expert or not _KEPT.search(name):
             item = _QUANTIZED_BYTES[quantization]
-        elif quantization != "nf4" and _ENDS.search(name):
+        elif _ENDS.search(name):
             item = _QUANTIZED_BYTES["int8"]
     return math.prod(shape) * item
 

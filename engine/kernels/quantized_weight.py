@@ -1,9 +1,10 @@
 """Weights that are integers of 4 or 8 bits, or numbers of 8, in groups with a scale."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from math import gcd
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,18 @@ from decoding.errors import ConfigError
 
 PARTS = "weight", "scales", "offsets", "order", "table"  # names of its tensors in modules and files
 GROUP = 32  # inputs that share a scale where weights are rounded here
+Quantization = Literal["int4", "int8", "nf4"]  # what weights are rounded to
+BITS: Mapping[Quantization, int] = {"int4": 4, "int8": 8, "nf4": 4}
+NF4_BLOCK = 64  # inputs that share a scale in NF4
+_NF4 = torch.tensor(  # Dettmers et al., arXiv 2305.14314, appendix E: each is as likely, if weights are normal
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ]
+)
+_NOT_FINITE = "weights that are no finite numbers, or above 500,000, can't be rounded"
 _SHRUNK = torch.linspace(1.0, 0.72, 8)  # scales to try, relative to the one that fits the largest weight
 
 
@@ -137,6 +150,26 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
 
 
+def rounded(weight: Tensor, kind: Quantization) -> QuantizedWeight:
+    """Quantise a matrix [out, in], or [E, out, in] of experts; `in` is a multiple of `GROUP`.
+
+    Raises:
+        ConfigError: some numbers are not finite, or too large for a scale.
+    """
+    return _rounded_to_nf4(weight) if kind == "nf4" else rounded_to_nearest(weight, BITS[kind])
+
+
+def _rounded_to_nf4(weight: Tensor) -> QuantizedWeight:
+    """The largest of each block becomes 1 or -1. bitsandbytes rounds to the same codes, to the bit."""
+    blocks = weight.detach().float().unflatten(-1, (-1, gcd(weight.shape[-1], NF4_BLOCK)))
+    scales, table = blocks.abs().amax(dim=-1), _NF4.to(weight.device, copy=True)
+    if not bool(scales.isfinite().all()):
+        raise ConfigError(_NOT_FINITE)
+    shrunk = blocks * (1.0 / scales.clamp(min=1e-38))[..., None]
+    codes = torch.bucketize(shrunk, (table[:-1] + table[1:]) / 2, out_int32=True).to(torch.uint8).flatten(-2)
+    return QuantizedWeight(codes=pack_codes(codes, 4), scales=scales, offsets=None, bits=4, table=table)
+
+
 def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> QuantizedWeight:
     """Quantise a matrix without offsets. Of a few scales, each group gets the one with the least squared error.
 
@@ -159,6 +192,6 @@ def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> Quantiz
         better = error < best
         best, scales, codes = (torch.where(better, *pair) for pair in ((error, best), (scale, scales), (these, codes)))
     if bool(best.isinf().any()):
-        raise ConfigError("weights that are no finite numbers, or above 500,000, can't be rounded")
+        raise ConfigError(_NOT_FINITE)
     unsigned = (codes - lowest).to(torch.uint8).flatten(1)
     return QuantizedWeight(codes=pack_codes(unsigned, bits), scales=scales[..., 0].half(), offsets=None, bits=bits)

@@ -1,7 +1,8 @@
 """A product with weights of 4 or 8 bits, in Triton, whose sums have one order for every number of tokens.
 
 As in engine/kernels/triton_linear.py, weights are the left operand. They are scale · (code − zero) + offset: codes are
-multiplied as numbers of the inputs' type, which has them exactly, and each group's sum is scaled in float32.
+multiplied as numbers of the inputs' type, which has all but those of NF4 and FP4 exactly, and each group's sum is
+scaled in float32.
 """
 
 import torch

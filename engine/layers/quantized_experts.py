@@ -66,10 +66,6 @@ class QuantizedExperts(nn.Module):
         """The names of the matrices."""
         return tuple(self._kinds)
 
-    def bits_of(self, name: str) -> int:
-        """Return the bits of a matrix's codes."""
-        return self._kinds[name][0]
-
     def make_parameters(self) -> None:
         """Make parameters of the buffers, which transformers loads."""
         for name in self._part_names():

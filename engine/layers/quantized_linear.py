@@ -32,6 +32,7 @@ class QuantizedModule(nn.Module):
     order: Tensor | None
     table: Tensor | None
     rounds_inputs = False  # as in `QuantizedWeight`
+    is_transposed = False  # what it is rounded from while it is loaded, as in `Conv1D`
 
     def _hold(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
         self.bits, self.floats, self.dtype = weight.bits, weight.floats, dtype

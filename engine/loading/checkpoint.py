@@ -25,6 +25,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
 
 from decoding.errors import ConfigError
+from engine.kernels.quantized_weight import Quantization
 from engine.layers.quantized_linear import computes_integers
 from engine.loading import memory_budget
 from engine.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary, save_draft_vocabulary
@@ -37,16 +38,7 @@ from engine.loading.gguf.files import (
     weights_folder,
 )
 from engine.loading.host import PREFILL_CHUNK
-from engine.loading.quantization import (
-    Quantization,
-    check_activations,
-    quantization_config,
-    read_contiguous_inputs,
-    restore_latent_projections,
-    round_activations,
-    warn_of_outliers,
-    weight_bytes,
-)
+from engine.loading.quantization import check_activations, quantization_config, round_activations, weight_bytes
 from engine.loading.quantized_checkpoint import open_checkpoint
 from engine.loading.quantized_formats import Reader, quantized_reader, stores_integers
 from engine.loading.quantizer import METHOD, IntegerConfig, round_layers
@@ -133,27 +125,23 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     config, skeleton = check_model(spec)
-    warn_of_outliers(spec.name, spec.path, config)
     options: dict[str, Any] = {}
     if spec.quantization is not None:
         if getattr(config, "quantization_config", None) is not None:
             raise ConfigError(f"models.{spec.name}.quantization: the checkpoint is quantised already; leave it out")
         try:
-            options["quantization_config"] = quantization_config(spec.quantization, skeleton, spec.devices[0])
+            options["quantization_config"] = quantization_config(spec.quantization, skeleton)
         except ConfigError as error:
             raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
     with errors_of(spec):
         token_ids = load_draft_vocabulary(spec.path, config, spec.revision) if is_trimmed(config) else None
-    later = spec.adapter is not None and isinstance(options.get("quantization_config"), IntegerConfig)
-    model = _load_weights(spec, {} if later else options)
+    model = _load_weights(spec, {} if spec.adapter is not None else options)
     if spec.adapter is not None:
         model = _merge_adapter(spec, model)
-    if later:
-        round_layers(model, options["quantization_config"].bits)
+        if spec.quantization is not None:
+            round_layers(model, spec.quantization)
     if spec.activations is not None:
         round_activations(spec.name, model)
-    restore_latent_projections(model)
-    read_contiguous_inputs(model)
     if token_ids is not None:
         DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
     return model
@@ -275,11 +263,10 @@ def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrained
         needed = read_stored_bytes(spec.path, str(dtype).removeprefix("torch."))
         memory_budget.check_weights(spec.name, needed, {}, room=room)
         return
-    device = spec.devices[0]
-    needed = weight_bytes(skeleton, dtype, spec.quantization, device)
-    smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None, device)} if dtype.itemsize > 2 else {}
+    needed = weight_bytes(skeleton, dtype, spec.quantization)
+    smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None)} if dtype.itemsize > 2 else {}
     kinds: tuple[Quantization, ...] = ("int8", "int4") if spec.tensor_parallel == 1 else ()
-    smaller |= {f"quantization: {kind}": weight_bytes(skeleton, dtype, kind, device) for kind in kinds}
+    smaller |= {f"quantization: {kind}": weight_bytes(skeleton, dtype, kind) for kind in kinds}
     parts = {change: needed // spec.tensor_parallel for change, needed in smaller.items()}
     memory_budget.check_weights(spec.name, needed // spec.tensor_parallel, parts, room=room)
 

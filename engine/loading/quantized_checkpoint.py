@@ -23,18 +23,22 @@ from transformers.core_model_loading import (
     dot_natural_key,
     rename_source_key,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from decoding.errors import ConfigError
 from engine.kernels.quantized_weight import QuantizedWeight
+from engine.layers.latent import PROJECTION
 from engine.loading.quantized_formats import Reader, StoredWeight
 from engine.loading.quantizer import complete_experts, expert_shapes, named_parts
 from engine.loading.text_model import RENAMED
 
 _UNUSED = ".k_scale", ".v_scale", ".q_scale", ".input_scale", ".output_scale"  # of activations, which stay in `dtype`
-_MULTIPLIED = ".dt_proj.weight"  # Mamba 1 multiplies its weight by itself
+_PLAIN = ".dt_proj.weight", f".{PROJECTION}.weight"  # Mamba 1 multiplies its weight by itself; latents run both ways
 _OF_EXPERTS = re.compile(r"((?:gate_|up_|gate_up_|down_)proj)(?:_(blocks|scales|scale_inv|scale))?")  # of all at once
+_OF_BITSANDBYTES = re.compile(r"(.+)\.((?:nested_)?(?:absmax|quant_map)|quant_state\.\w+)")
 _PARTS_OF_EXPERTS = {None: "weight", "scale": "weight_scale", "scale_inv": "weight_scale_inv"}
+_LEAST_GROUP = 8  # inputs; kernels take multiples of it
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -102,7 +106,9 @@ def open_checkpoint(
             weight, part = _split(name)
             sources[weight][part], names[weight][part] = opened.get_slice(name), name
     stored = {weight: each for weight, parts in sources.items() if (each := read(parts)) is not None}
-    kept = _Finder(skeleton, stored).find() if keeps_integers else _Kept({}, set())
+    kept = _Finder(skeleton, stored).find()
+    if not keeps_integers:
+        kept = kept._replace(layers={}, weights=set())
     tensors: dict[str, Any] = {}
     for name, matrix in kept.layers.items():
         tensors |= _Weight(matrix).parts(name)
@@ -112,7 +118,7 @@ def open_checkpoint(
             _check_plain(plain)
             tensors |= {name: value for name, value in plain.items() if not name.endswith(_UNUSED)}
         elif weight not in kept.weights:
-            tensors[weight] = _plain(stored[weight], dtype)
+            tensors[weight] = _plain(stored[weight], dtype, is_turned=weight in kept.turned)
         if weight in stored and "bias" in parts:
             tensors[names[weight]["bias"]] = parts["bias"]
     layers = {name.removesuffix(".weight"): matrix.like for name, matrix in kept.layers.items()}
@@ -121,6 +127,8 @@ def open_checkpoint(
 
 def _split(name: str) -> tuple[str, str]:
     """Return the name of a weight, and which part of it a tensor of that name is."""
+    if (known := _OF_BITSANDBYTES.fullmatch(name)) is not None:
+        return known[1], known[2]
     module, _, last = name.rpartition(".")
     of_experts = _OF_EXPERTS.fullmatch(last)
     if of_experts is None:
@@ -134,18 +142,21 @@ def _check_plain(tensors: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is FP8 without a known scale")
 
 
-def _plain(stored: StoredWeight, dtype: torch.dtype) -> _Lazy:
+def _plain(stored: StoredWeight, dtype: torch.dtype, *, is_turned: bool) -> _Lazy:
+    is_turned |= stored.is_turned
+
     def read() -> Tensor:
         weight = stored.read().dequantized().to(dtype)
-        return weight.mT if stored.is_turned else weight
+        return weight.mT if is_turned else weight
 
     shape = torch.empty(stored.like.shape, device="meta")
-    return _Lazy((shape.mT if stored.is_turned else shape).shape, read)
+    return _Lazy((shape.mT if is_turned else shape).shape, read)
 
 
 class _Kept(NamedTuple):
     layers: Mapping[str, StoredWeight]  # by the names of the model's weights
     weights: set[str]  # of the files, which these are made of
+    turned: set[str]  # of the files, of layers whose own are transposed
 
 
 class _Finder:
@@ -159,20 +170,25 @@ class _Finder:
 
     def find(self) -> _Kept:
         model, known, shapes = self._model, self._model.state_dict(), dict(expert_shapes(self._model))
-        linear = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear}
+        modules = {f"{name}.weight": type(module) for name, module in model.named_modules()}
+        turned: set[str] = set()
         layers: dict[str, StoredWeight] = {}
         parts: dict[str, dict[str | None, list[str]]] = defaultdict(lambda: defaultdict(list))  # of experts' matrices
         for weight in sorted(self._stored, key=dot_natural_key):
             name, pattern = rename_source_key(weight, self._renamings, self._converters, model.base_model_prefix, known)
             if name in shapes:
                 parts[name][pattern].append(weight)
-            elif pattern is None and name in linear and not name.endswith(_MULTIPLIED):
-                layers[name] = self._stored[weight]
-                parts[name][None] = [weight]
+            elif pattern is None and modules.get(name) in (nn.Linear, Conv1D):
+                if modules[name] is Conv1D:
+                    turned.add(weight)
+                if not name.endswith(_PLAIN) and self._stored[weight].like.group % _LEAST_GROUP == 0:
+                    layers[name] = self._stored[weight]
+                    parts[name][None] = [weight]
         matrices = {name: self._matrix(parts[name], name, shapes[name]) for name in parts if name in shapes}
         layers |= {name: matrix for name, matrix in matrices.items() if matrix is not None}
         layers = complete_experts(model, layers)
-        return _Kept(layers, {weight for name in layers for part in parts[name].values() for weight in part})
+        made_of = {weight for name in layers for part in parts[name].values() for weight in part}
+        return _Kept(layers, made_of, turned)
 
     def _matrix(self, parts: Mapping[str | None, list[str]], name: str, shape: tuple[int, ...]) -> StoredWeight | None:
         """Return a matrix of all experts; None: the weights in files don't make one.

@@ -1,10 +1,13 @@
 """Reads the quantised matrices of other tools' checkpoints as `QuantizedWeight`; each weight keeps its value.
 
-Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM`, compressed-tensors' compressors.
+Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM`, compressed-tensors' compressors,
+bitsandbytes' `QuantState` and `Int8Params`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -45,8 +48,9 @@ def quantized_reader(config: PretrainedConfig) -> Reader | None:
     if not stored:
         return None
     settings = stored if isinstance(stored, dict) else stored.to_dict()
-    method = str(settings.get("quant_method") or "an unnamed method")
-    if settings.get("load_in_8bit") or settings.get("load_in_4bit") or method in _BY_TRANSFORMERS:
+    unnamed = "bitsandbytes" if settings.get("load_in_8bit") or settings.get("load_in_4bit") else "an unnamed method"
+    method = str(settings.get("quant_method") or unnamed)
+    if method == "consort":
         return None
     if method not in _READERS:
         raise ConfigError(f"its weights are quantised by {method}, which can't be read; {_NEAREST}")
@@ -56,7 +60,9 @@ def quantized_reader(config: PretrainedConfig) -> Reader | None:
 def stores_integers(config: PretrainedConfig) -> bool:
     """Whether a checkpoint that `quantized_reader` accepts has layers of integers in groups."""
     settings = getattr(config, "quantization_config", None)
-    if not isinstance(settings, dict) or settings.get("quant_method") not in _INTEGERS:
+    if not isinstance(settings, dict) or not (
+        settings.get("quant_method") in _INTEGERS or settings.get("load_in_8bit")
+    ):
         return False
     schemes = (settings.get("config_groups") or {}).values()
     kinds = {scheme["weights"].get("type", "int") for scheme in schemes if scheme.get("weights")}
@@ -218,6 +224,55 @@ def _mxfp4(settings: Mapping[str, Any]) -> Reader:
     return read
 
 
+def _bitsandbytes(settings: Mapping[str, Any]) -> Reader:
+    def read(parts: Parts) -> StoredWeight | None:
+        if "SCB" in parts:
+            return _read_llm_int8(parts)
+        state = next((part for part in parts if part.startswith("quant_state.")), None)
+        return None if state is None else _read_blocks(parts, json.loads(bytes(parts[state][...].tolist())))
+
+    return read
+
+
+def _read_llm_int8(parts: Parts) -> StoredWeight | None:
+    if "weight_format" in parts and bool(parts["weight_format"][...]):
+        raise ConfigError("its LLM.int8 weights are laid out for one kind of GPU; save them again by bitsandbytes 0.45")
+    stored = _read_octets(parts, parts["SCB"], None)
+
+    def weight(unscaled: StoredWeight) -> QuantizedWeight:
+        codes = unscaled.read()
+        return replace(codes, scales=codes.scales / 127)
+
+    return None if stored is None else replace(stored, read=partial(weight, stored))
+
+
+def _read_blocks(parts: Parts, state: Mapping[str, Any]) -> StoredWeight:
+    """Read numbers of 4 bits, in blocks of a matrix without its rows. state: what bitsandbytes notes of them."""
+    *rows, size = state["shape"]
+    if size % 2:
+        raise ConfigError(
+            f"its bitsandbytes weights {state['shape']} have an odd number of inputs, which can't be read"
+        )
+    block = state["blocksize"]
+    group = gcd(size, block)  # smaller than a block where rows end within one
+    like = _like(tuple(rows), size, size // group, 4, parts["quant_map"], offsets=False, order=None)
+    like = replace(like, scales=like.scales.float(), table=parts["quant_map"][...].float())
+
+    def weight() -> QuantizedWeight:
+        octets, scales = parts["weight"][...].flatten().view(torch.uint8), parts["absmax"][...]
+        if "nested_absmax" in parts:
+            factors = parts["nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(scales)]
+            scales = parts["nested_quant_map"][...][scales.int()] * factors + state["nested_offset"]
+        grouped = scales.float().repeat_interleave(block // group)[: like.scales.numel()]
+        return replace(
+            like,
+            codes=(octets >> 4 | octets << 4).view(like.codes.shape),  # the first of two is in the upper half
+            scales=grouped.view(like.scales.shape),
+        )
+
+    return StoredWeight(like, weight)
+
+
 def _in_groups(scales: Tensor, rows: int, size: int, block: Sequence[int] | None) -> Tensor:
     """Return scales [rows, groups] for groups of one size. scales: one for all, [rows, groups], or one per block."""
     table = scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
@@ -306,8 +361,10 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
 }
 _INTEGERS = {"gptq", "awq", "compressed-tensors", "consort", "mxfp4"}
 _COMPRESSED = {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"}
-_BY_TRANSFORMERS: Sequence[str] = ("consort", "bitsandbytes")
-_NEAREST = "GPTQ, AWQ, compressed-tensors, FP8 and GGUF can, and `quantization: int4` rounds plain weights"
+_NEAREST = (
+    "GPTQ, AWQ, compressed-tensors, bitsandbytes, FP8 and GGUF can, and `quantization: int4` rounds plain weights"
+)

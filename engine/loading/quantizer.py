@@ -1,6 +1,7 @@
 """Lets transformers load weights of 4 or 8 bits: from folders that have them, or rounded while they are read."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
 from typing import Any, TypeVar, cast
 
 import torch
@@ -8,12 +9,22 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightTransform
+from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.kernels.quantized_weight import GROUP, PARTS, QuantizedWeight, rounded_to_nearest, weight_of
+from engine.kernels.quantized_weight import (
+    BITS,
+    GROUP,
+    NF4_BLOCK,
+    PARTS,
+    Quantization,
+    QuantizedWeight,
+    rounded,
+    weight_of,
+)
 from engine.layers.latent import PROJECTION
 from engine.layers.linear import uncalled_layers
 from engine.layers.quantized_experts import QuantizedExperts, expert_matrices, part_name
@@ -31,17 +42,17 @@ class IntegerConfig(QuantizationConfigMixin):
     """The `quantization_config` of such checkpoints in `config.json`."""
 
     def __init__(
-        self, bits: int | None = None, layers: Mapping[str, QuantizedWeight] | None = None, **_: object
+        self, kind: Quantization | None = None, layers: Mapping[str, QuantizedWeight] | None = None, **_: object
     ) -> None:
-        """bits: 4 or 8, to round to. layers: of a state dict, on the meta device. Without both, layers are in files."""
+        """kind: to round to. layers: of a state dict, on the meta device. Without both, layers are in files."""
         self.quant_method = cast(Any, METHOD)  # transformers names its own in an enumeration
-        self.bits, self.layers = bits, layers
+        self.kind, self.layers = kind, layers
 
 
 def can_be_quantized(layer: nn.Module) -> bool:
     """Whether there is a quantised form of a layer."""
     is_scaled = isinstance(layer, nn.Embedding) and hasattr(layer, "scalar_embed_scale")  # Gemma's
-    return type(layer) in (nn.Linear, nn.Embedding) or is_scaled
+    return type(layer) in (nn.Linear, nn.Embedding, Conv1D) or is_scaled
 
 
 def named_parts(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -72,36 +83,45 @@ def complete_experts(model: nn.Module, matrices: dict[str, T]) -> dict[str, T]:
     return {name: value for name, value in matrices.items() if is_complete(name)}
 
 
-def rounded_layers(model: PreTrainedModel, bits: int) -> Iterator[tuple[str, nn.Linear | nn.Embedding, int]]:
-    """Yield the layers that are rounded, their names, and to how many bits: embeddings and the output layer to 8."""
+def rounded_layers(model: PreTrainedModel, kind: Quantization) -> Iterator[tuple[str, Any, Quantization]]:
+    """Yield the layers that are rounded, their names, and to what: embeddings and the output layer to 8 bits."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     tied = model.config.get_text_config().tie_word_embeddings
     uncalled = uncalled_layers(model)
     alike = not tied or type(ends[0]) is nn.Embedding  # else the output layer stays as the embedding does
     for name, module in model.named_modules():
-        if type(module) not in (nn.Linear, nn.Embedding) or module.weight.shape[1] % GROUP or module in uncalled:
+        is_fit = (
+            type(module) in (nn.Linear, nn.Embedding, Conv1D)
+            and _out_first(module, module.weight).shape[1] % GROUP == 0
+        )
+        if not is_fit or module in uncalled:
             continue
         if any(module is end for end in ends):
             if alike:
-                yield name, module, 8
-        elif isinstance(module, nn.Linear) and not name.endswith(f".{PROJECTION}"):  # it runs in two directions
-            yield name, module, bits
+                yield name, module, "int8"
+        elif not isinstance(module, nn.Embedding) and not name.endswith(f".{PROJECTION}"):  # it runs in two directions
+            yield name, module, kind
+
+
+def rounded_weights(model: PreTrainedModel, kind: Quantization) -> dict[str, QuantizedWeight]:
+    """Return what layers and matrices of experts become, by their names, on the meta device."""
+    layers = rounded_layers(model, kind)
+    weights = {name: empty_weight(_out_first(layer, layer.weight).shape, own) for name, layer, own in layers}
+    return weights | {name: empty_weight(shape, kind) for name, shape in rounded_experts(model).items()}
 
 
 @torch.no_grad()
-def round_layers(model: PreTrainedModel, bits: int) -> None:
+def round_layers(model: PreTrainedModel, kind: Quantization) -> None:
     """Round the layers of a model that is loaded already."""
     dtype = model.dtype
     ends: dict[int, QuantizedWeight] = {}
-    for name, layer, own_bits in list(rounded_layers(model, bits)):
-        weight = ends.get(id(layer.weight)) or rounded_to_nearest(layer.weight, own_bits)
-        if own_bits == 8:
+    for name, layer, own in list(rounded_layers(model, kind)):
+        weight = ends.get(id(layer.weight)) or rounded(_out_first(layer, layer.weight), own)
+        if own == "int8":
             ends[id(layer.weight)] = weight  # tied ones share it
         _replace(model, name, weight, dtype)
     matrices = {
-        name: rounded_to_nearest(
-            _out_first(model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)), bits
-        )
+        name: rounded(_out_first(model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)), kind)
         for name in rounded_experts(model)
     }
     _replace_experts(model, matrices)
@@ -113,6 +133,7 @@ class IntegerQuantizer(HfQuantizer):
     """Replaces layers by those that hold integers, before weights are read."""
 
     _dtype = torch.float32  # of all else
+    _kinds: Mapping[str, Quantization] = {}  # what weights are rounded to when they are read, by name
 
     quantization_config: IntegerConfig
 
@@ -127,15 +148,15 @@ class IntegerQuantizer(HfQuantizer):
         checkpoint_files: Sequence[str] = (),
         **_: object,
     ) -> None:
-        bits = self.quantization_config.bits or 8
         if self.quantization_config.layers is not None:
             weights = dict(self.quantization_config.layers)
         elif self.pre_quantized:
             weights = dict(_stored(model, checkpoint_files))
         else:
-            layers = rounded_layers(model, bits)
-            weights = {name: _empty(layer.weight.shape, own_bits) for name, layer, own_bits in layers}
-            weights |= {name: _empty(shape, bits) for name, shape in rounded_experts(model).items()}
+            kind = self.quantization_config.kind or "int8"
+            self._kinds = {f"{name}.weight": own for name, _, own in rounded_layers(model, kind)}
+            self._kinds |= dict.fromkeys(rounded_experts(model), kind)
+            weights = rounded_weights(model, kind)
         experts = _replace_experts(
             model, {name: weights.pop(name) for name, _ in list(expert_shapes(model)) if name in weights}
         )
@@ -162,16 +183,13 @@ class IntegerQuantizer(HfQuantizer):
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: object) -> bool:
         """Whether to call `get_quantize_ops` for a weight that is read."""
-        module, name = get_module_from_name(model, param_name)
-        is_weight = isinstance(module, QuantizedModule) and name == "weight"
-        is_matrix = isinstance(module, QuantizedExperts) and name in module.matrices
-        return self.quantization_config.bits is not None and (is_weight or is_matrix)
+        return param_name in self._kinds
 
     def update_weight_conversions(
         self, weight_conversions: Sequence[WeightTransform], model: PreTrainedModel
     ) -> Sequence[WeightTransform]:
         """Leave out what would transpose experts that are quantised already."""
-        if self.quantization_config.bits is not None:
+        if self._kinds:
             return weight_conversions
         experts = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedExperts)}
         codes = [f"{name}.{matrix}" for name, module in experts.items() for matrix in module.matrices]
@@ -183,7 +201,7 @@ class IntegerQuantizer(HfQuantizer):
 
     def get_quantize_ops(self) -> ConversionOps:
         """Return what rounds a weight."""
-        return _Rounding()
+        return _Rounding(self._kinds)
 
     def is_serializable(self, *_: object, **__: object) -> bool:
         """The parameters are what is stored."""
@@ -204,13 +222,15 @@ def _keep_a_parameter(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 class _Rounding(ConversionOps):
+    def __init__(self, kinds: Mapping[str, Quantization]) -> None:
+        self._kinds = kinds
+
     def convert(self, input_dict: dict[str, Any], *_: object, model: Any = None, **__: object) -> dict[str, Any]:
         parts: dict[str, Tensor] = {}
         for name, value in input_dict.items():
-            module, matrix = get_module_from_name(model, name)
+            module = get_module_from_name(model, name)[0]
             tensor = value[0] if isinstance(value, list) else value
-            bits = module.bits_of(matrix) if isinstance(module, QuantizedExperts) else module.bits
-            parts |= named_parts(name, rounded_to_nearest(_out_first(module, tensor), bits))
+            parts |= named_parts(name, rounded(_out_first(module, tensor), self._kinds[name]))
         return parts
 
 
@@ -220,16 +240,22 @@ def _part(weight: str, part: str) -> str:
 
 
 def _out_first(module: nn.Module, weight: Tensor) -> Tensor:
-    """Return [out, in] or [E, out, in]. weight: of the module, which may be experts that transformers transposes."""
-    return weight.mT if getattr(module, "is_transposed", False) else weight
+    """Return [out, in] or [E, out, in]. weight: of the module, which may have it transposed."""
+    return weight.mT if isinstance(module, Conv1D) or getattr(module, "is_transposed", False) else weight
 
 
-def _empty(shape: Sequence[int], bits: int) -> QuantizedWeight:
+def empty_weight(shape: Sequence[int], kind: Quantization) -> QuantizedWeight:
+    """Return what `rounded` would, without numbers, on the meta device. shape: [out, in] or [E, out, in]."""
     *rows, size = shape
+    bits, is_nf4 = BITS[kind], kind == "nf4"
+    groups = size // (gcd(size, NF4_BLOCK) if is_nf4 else GROUP)
     with torch.device("meta"):
-        codes = torch.empty(*rows, size * bits // 8, dtype=torch.uint8)
         return QuantizedWeight(
-            codes=codes, scales=torch.empty(*rows, size // GROUP, dtype=torch.float16), offsets=None, bits=bits
+            codes=torch.empty(*rows, size * bits // 8, dtype=torch.uint8),
+            scales=torch.empty(*rows, groups, dtype=torch.float32 if is_nf4 else torch.float16),
+            offsets=None,
+            bits=bits,
+            table=torch.empty(16) if is_nf4 else None,
         )
 
 
@@ -243,7 +269,10 @@ def _stored(model: nn.Module, files: Sequence[str]) -> Iterator[tuple[str, Quant
                 dtype = _DTYPES.get(part.get_dtype(), torch.bfloat16)
                 tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
     sizes = {name: shape[-1] for name, shape in expert_shapes(model)}
-    sizes |= {name: layer.weight.shape[1] for name, layer in model.named_modules() if can_be_quantized(layer)}
+    layers: dict[str, Any] = dict(model.named_modules())
+    sizes |= {
+        name: _out_first(layer, layer.weight).shape[1] for name, layer in layers.items() if can_be_quantized(layer)
+    }
     for name in (name[: -len(_SCALES[0])] for name in tensors if name.endswith(_SCALES)):
         weight = f"{name}.weight" if f"{name}.weight" in tensors else name
         parts = [tensors.get(_part(weight, part)) for part in PARTS]
@@ -270,5 +299,6 @@ def _replace(model: PreTrainedModel, name: str, weight: QuantizedWeight, dtype: 
     else:
         bias = getattr(layer, "bias", None)
         fresh = QuantizedLinear(weight, bias, dtype)
+        fresh.is_transposed = isinstance(layer, Conv1D)
     model.set_submodule(name, fresh)
     return fresh

@@ -3,7 +3,6 @@
 Only its weights are read, so the other towers take no memory.
 """
 
-import re
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,7 +30,6 @@ RENAMED = {
 _PLAIN_OUTPUT = {
     f"{kind}_text" for kind in ("glm4v", "glm4v_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 }
-_SKIPPED = ("llm_int8_skip_modules", "modules_to_not_convert", "ignore")  # names of modules that stay as they are
 _CAUSAL = "ForCausalLM"  # ends the names of classes
 _INHERITED = ("dtype", "quantization_config")  # settings of the whole checkpoint
 
@@ -43,19 +41,10 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
         return config
     # The class of the whole checkpoint looks for this setting in the outer configuration, so that one decides.
     text.tie_word_embeddings = bool(getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False)))
-    stored = getattr(config, "quantization_config", None)
-    if isinstance(stored, dict):
-        stored |= {name: [*map(_renamed, stored[name])] for name in _SKIPPED if stored.get(name)}
     for name in _INHERITED:
         if getattr(text, name, None) is None and getattr(config, name, None) is not None:
             setattr(text, name, getattr(config, name))
     return text
-
-
-def _renamed(module: str) -> str:
-    for pattern, name in RENAMED.items():
-        module = re.sub(pattern, name, module)
-    return module
 
 
 def other_parts(config: PretrainedConfig) -> list[str]:

@@ -25,9 +25,9 @@ from engine.heads.chain_proposer import ChainProposer
 from engine.heads.medusa import MedusaHeads, MedusaProposer
 from engine.heads.proposer import HeadProposer
 from engine.heads.spec import HeadsSpec
+from engine.kernels.quantized_weight import Quantization
 from engine.loading.checkpoint import ModelSpec, check_model, load_model
 from engine.loading.lora import read_lora
-from engine.loading.quantization import Quantization
 from engine.loading.runners import load_runner, load_with_heads
 from engine.model.runner import Runner
 from tests.families.configurations import VOCAB, make_config, make_model, save_model

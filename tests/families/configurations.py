@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 VOCAB = 64
-# Each configuration takes the settings that it knows. NF4 on CPUs needs multiples of 64.
+# Each configuration takes the settings that it knows. Weights are rounded in groups of 32.
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
@@ -17,9 +17,10 @@ from cli import shell
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.paths import ROOT
+from engine.kernels.quantized_weight import Quantization
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.memory_budget import weights_on_devices
-from engine.loading.quantization import Quantization, weight_bytes
+from engine.loading.quantization import weight_bytes
 from engine.loading.runners import load_runner
 from engine.loading.settings import load_tokenizer
 from engine.model.runner import Runner
@@ -118,51 +119,45 @@ def test_memory_is_what_was_foretold(kind: Quantization) -> None:
     full, small = load_model(spec(folder)), load_model(spec(folder, quantization=kind))
     used = sum(weights_on_devices(small).values())
     assert used < 0.45 * sum(weights_on_devices(full).values())
-    predicted = weight_bytes(full, torch.float32, kind, torch.device("cpu"))
+    predicted = weight_bytes(full, torch.float32, kind)
     assert used == pytest.approx(predicted, rel=0.05)
 
 
-def test_a_folder_of_quantised_weights_is_served_as_it_is(tmp_path: Path, prompts: list[list[int]]) -> None:
-    folder = tmp_path / "int4"
-    arguments = ["quantize", str(ROOT / "models/target"), "--output", str(folder)]
+@pytest.mark.parametrize("kind", ["int4", "nf4"])
+def test_a_folder_of_quantised_weights_is_served_as_it_is(
+    kind: Quantization, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    folder = tmp_path / "copy"
+    arguments = ["quantize", str(ROOT / "models/target"), "--to", kind, "--output", str(folder)]
     result = CliRunner().invoke(shell.main, arguments)
     assert f"consort serve {folder}" in result.output
     assert load_tokenizer(str(folder)).get_vocab() == load_tokenizer(str(ROOT / "models/target")).get_vocab()
-    expected = serve(spec(ROOT / "models/target", quantization="int4"), None, prompts)
+    expected = serve(spec(ROOT / "models/target", quantization=kind), None, prompts)
     assert list(map(tokens, serve(spec(folder), None, prompts))) == list(map(tokens, expected))
     assert f"--output {folder}: is there already" in str(CliRunner().invoke(shell.main, arguments).output)
 
 
-def test_layers_that_cpu_kernels_cannot_take_stay_as_they_are(tmp_path: Path) -> None:
-    """Layers whose dimensions, 64 or 96, are multiples of 64 are quantised."""
-    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=96).save_pretrained(tmp_path)
-    runner = load_runner(spec(tmp_path, quantization="nf4"))
-    layer = runner.model.get_submodule("model.layers.0")
-    assert type(layer.get_submodule("self_attn.o_proj")).__name__ == "Linear4bit"
-    assert type(layer.get_submodule("mlp.down_proj")).__name__ == "NativeLinear"
+def test_layers_without_whole_groups_stay_as_they_are(tmp_path: Path) -> None:
+    """Inputs are 64, 96 or 40."""
+    tiny_model("llama", hidden_size=64, head_dim=10, intermediate_size=96).save_pretrained(tmp_path)
+    layer = load_model(spec(tmp_path, quantization="nf4")).get_submodule("model.layers.0")
+    groups = {name: module.quantized.group for name, module in layer.named_modules() if hasattr(module, "quantized")}
+    assert (groups["self_attn.q_proj"], groups["mlp.down_proj"]) == (64, 32)
+    assert type(layer.get_submodule("self_attn.o_proj")) is nn.Linear
 
 
-def test_four_bit_layers_take_transposed_inputs(tmp_path: Path) -> None:
-    """Mamba 1's projections get some."""
-    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=128).save_pretrained(tmp_path)
-    layer = load_model(spec(tmp_path, quantization="nf4")).get_submodule("model.layers.0.mlp.down_proj")
-    x = torch.randn(1, 128, 5, generator=torch.Generator().manual_seed(0)).transpose(1, 2)
-    with torch.inference_mode():
-        assert torch.equal(layer(x), layer(x.contiguous()))
-
-
-def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_without_such_layers_is_refused(kind: Quantization, tmp_path: Path) -> None:
+    tiny_model("llama", hidden_size=40, head_dim=10, intermediate_size=40).save_pretrained(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"models\.m\.quantization: nf4 needs linear layers with dimensions that are mult"
+        ConfigError, match=rf"models\.m\.quantization: {kind} needs linear layers whose inputs are a mul"
     ):
-        load_model(spec(tmp_path, quantization="nf4"))
-    load_runner(spec(tmp_path, quantization="int8"))
+        load_model(spec(tmp_path, quantization=kind))
 
 
 def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> None:
     load_model(spec(ROOT / "models/target", quantization="nf4")).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"models\.m\.quantization: the checkpoint is quantised already"):
         load_model(spec(tmp_path, quantization="int8"))
-    runner = load_runner(spec(tmp_path))
-    assert type(runner.model.get_submodule("model.layers.0.mlp.up_proj")).__name__ == "Linear4bit"
+    layer: Any = load_model(spec(tmp_path)).get_submodule("model.layers.0.mlp.up_proj")
+    assert layer.quantized.table is not None

@@ -18,13 +18,13 @@ from actors.replica.in_process import Engine
 from decoding.drafts.options import NgramOptions
 from decoding.sampling.params import SamplingParams
 from engine.kernels.native import library
+from engine.kernels.quantized_weight import Quantization
 from engine.layers.quantized_linear import QuantizedModule
 from engine.loading.checkpoint import ModelSpec, load_model
-from engine.loading.quantization import Quantization
 from engine.loading.runners import load_runner
 from engine.model.runner import Runner
 from tests.support.gguf_files import interleave, write_gguf
-from tests.support.quantized_files import KINDS, save_rounded
+from tests.support.quantized_files import BITSANDBYTES, KINDS, save_by_bitsandbytes, save_rounded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ORIGINAL = "models/target"
@@ -34,7 +34,7 @@ PLAIN = Endpoint("plain", "target", None, 0, decode=str)
 LOOKED_UP = Endpoint("ngram", "target", None, 4, decode=str, ngram=NgramOptions())
 LAYOUTS = {kind.name: kind for kind in KINDS}
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # that the gguf package writes
-ROUNDED: Mapping[str, Quantization] = {"int4": "int4", "int8": "int8"}
+ROUNDED: Mapping[str, Quantization] = {"int4": "int4", "int8": "int8", "nf4": "nf4"}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,8 @@ def save(name: str, folder: Path) -> tuple[ModelSpec, PreTrainedModel]:
     spec = ModelSpec(name="m", path=str(folder), dtype="float32", device="cpu", threads=1, max_length=192)
     loader: Any = AutoModelForCausalLM
     original = loader.from_pretrained(ORIGINAL, dtype=torch.float32).eval()
+    if name in BITSANDBYTES:
+        return spec, save_by_bitsandbytes(ORIGINAL, name, folder)
     if name in LAYOUTS:
         return spec, save_rounded(original, LAYOUTS[name], folder)
     if name in BLOCKS:
@@ -97,7 +99,7 @@ def requests(endpoint: Endpoint, prompts: Sequence[list[int]], temperature: floa
     return [Request(endpoint, prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, *BLOCKS, *ROUNDED])
+@pytest.mark.parametrize("name", [*LAYOUTS, *BLOCKS, *BITSANDBYTES, *ROUNDED])
 def test_texts_are_those_of_the_plain_weights(
     name: str, tmp_path: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

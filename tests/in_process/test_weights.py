@@ -151,7 +151,7 @@ def test_updates_under_load(engine: Engine, checkpoints: Checkpoints, recompute:
         assert answer[-1].finish == "length"
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}])
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "nf4"}])
 def test_a_later_scoring_has_the_bits_of_the_rollout(checkpoints: Checkpoints, changes: dict[str, Any]) -> None:
     with running(checkpoints, ["target", "drafter"], **changes) as engine:
         for number in range(1, 3):

@@ -9,13 +9,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers.integrations.bitsandbytes import dequantize_and_replace
 
 GROUP = 32
 _LARGEST_FLOAT8 = 448.0
 _FILE = "model.safetensors"
 _PLAIN = "embed_tokens", "lm_head", ".gate."  # parts of names; the last is a router's
 Parts = dict[str, Tensor]
+
+_FOUR_BITS: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.float32}
+BITSANDBYTES: Mapping[str, Mapping[str, Any]] = {  # settings that it writes by
+    "nf4-stored": _FOUR_BITS | {"bnb_4bit_quant_type": "nf4"},
+    "nf4-nested": _FOUR_BITS | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    "nf4-in-bfloat16": _FOUR_BITS | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_quant_storage": "bfloat16"},
+    "fp4": _FOUR_BITS | {"bnb_4bit_quant_type": "fp4"},
+    "llm-int8": {"load_in_8bit": True},
+}
 
 
 class Kind(NamedTuple):
@@ -174,14 +184,28 @@ KINDS = (
 
 def save_quantized(config: PretrainedConfig, kind: Kind, folder: Path) -> PreTrainedModel:
     """Save a random model with quantised projections, and return it with the same weights as plain numbers."""
+    return save_rounded(random_model(config), kind, folder)
+
+
+def random_model(config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model in float32 with the same random weights each time."""
     torch.manual_seed(0)
     loader: Any = AutoModelForCausalLM
-    model = loader.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = loader.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.1)
-    return save_rounded(model, kind, folder)
+    return model
+
+
+def save_by_bitsandbytes(plain: str | Path, name: str, folder: Path) -> PreTrainedModel:
+    """Let transformers save a quantised copy of a model, and return it with the same weights as plain numbers."""
+    loader: Any = AutoModelForCausalLM
+    settings = BitsAndBytesConfig(**BITSANDBYTES[name])
+    model = loader.from_pretrained(plain, dtype=torch.float32, quantization_config=settings)
+    model.save_pretrained(folder)
+    return cast(PreTrainedModel, dequantize_and_replace(model.eval(), settings, torch.float32))
 
 
 def save_rounded(model: PreTrainedModel, kind: Kind, folder: Path) -> PreTrainedModel:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from decoding.errors import ConfigError
 from engine.kernels.quantized_weight import QuantizedWeight
@@ -277,7 +278,7 @@ def _stays_as_it_is(placement: Placement, header: Header, model: PreTrainedModel
     if placement.weight in experts:
         is_fit = source.transposed == layer.is_transposed
     else:
-        is_fit = can_be_quantized(layer) and not source.transposed
+        is_fit = can_be_quantized(layer) and source.transposed == isinstance(layer, Conv1D)
     is_moved = source.compute or placement.shift or placement.index is not None or placement.columns is not None
     return is_fit and not is_moved and all(header.tensors[name].kind.name in BLOCKS for name in placement.tensors)
 

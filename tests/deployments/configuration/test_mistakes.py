@@ -112,10 +112,6 @@ def problem_of(text: str, folder: Path) -> str:
             "models.small.adapters: a drafter that learns while it serves can't have any; remove one of the keys",
         ),
         (
-            with_model(f"{MODEL}, weights_at_run_time: true, quantization: nf4"),
-            "models.big.weights_at_run_time: weights stored as nf4 can't be replaced; set quantization to int8 or int4",
-        ),
-        (
             VALID.replace(f"path: {DRAFTER}", f"path: {DRAFTER}, weights_at_run_time: true, adaptation: {{}}"),
             "models.small.weights_at_run_time: a drafter that adapts replaces its weights by itself",
         ),

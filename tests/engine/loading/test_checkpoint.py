@@ -11,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    BitsAndBytesConfig,
     GenerationConfig,
     MistralConfig,
     MistralForCausalLM,
@@ -19,9 +18,9 @@ from transformers import (
 )
 
 from decoding.errors import ConfigError
+from engine.kernels.quantized_weight import Quantization
 from engine.layers.quantized_linear import QuantizedLinear
 from engine.loading.checkpoint import ModelSpec, load_model
-from engine.loading.quantization import Quantization
 from engine.loading.settings import SamplingDefaults, load_sampling_defaults, load_tokenizer
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -170,18 +169,6 @@ def test_an_adapter_of_shared_weights_is_refused(targets: list[str], is_tied: bo
         torch.testing.assert_close(
             logits(load_model(spec(folder, adapter=str(adapter)))), logits(adapted), atol=1e-5, rtol=1e-5
         )
-
-
-@pytest.mark.parametrize(("threshold", "warns"), [(6.0, True), (0.0, False)])
-def test_a_checkpoint_with_outlier_columns_is_loaded_with_a_warning(
-    threshold: float, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain, saved = tmp_path / "plain", tmp_path / "saved"
-    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=128).save_pretrained(plain)
-    few_bits = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
-    AutoModelForCausalLM.from_pretrained(plain, quantization_config=few_bits).save_pretrained(saved)
-    load_model(spec(saved))
-    assert ("a text depends on what else is in its batch" in caplog.text) == warns
 
 
 @peft_asks_for_a_deprecated_name

@@ -12,9 +12,9 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from decoding.errors import ConfigError
+from engine.kernels.quantized_weight import Quantization
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.loading.lora import read_lora
-from engine.loading.quantization import Quantization
 from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from tests.support.adapters import save_adapter
