@@ -13,7 +13,7 @@ from actors.verifier.proposers import Delay, Proposer, ProposerChoice
 from actors.verifier.rows import TargetRow, Verification
 from actors.verifier.speculation_trial import SpeculationTrial
 from actors.verifier.step_cost import measure_step_cost
-from decoding.drafts.draft import NO_DRAFT, Draft, ProposerName
+from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
 from decoding.drafts.verification import Verdict
 from engine.model.runner import Runner
@@ -102,10 +102,7 @@ class SpeculationPolicy:
 
         others: tokens of other rows in the same forward. drafting_s: seconds that drafting has taken.
         """
-        if self.speculates():
-            drafts = [row.drafts.best(row.structure, branching=self._branching) for row in rows]
-        else:
-            drafts = [NO_DRAFT] * len(rows)
+        drafts = [row.drafts.best(row.structure, branching=self._branching) for row in rows]
         for row, draft in zip(rows, drafts, strict=True):
             if row.drafts.incomplete_since_s is not None:  # the wanted draft did not come in time
                 self._note_latency(row, now_s)
@@ -195,12 +192,12 @@ class SpeculationPolicy:
                 work_s=self._prefill_work_s + committed * plain_cost_s(len(rows)) / len(rows),
                 drafted=drafted,
                 offered=self._offered,
+                idle=not (drafted or self._choice.drafted or any(row.drafts.drafter for row in rows)),
                 catch_up_s=self._prefill_cost_s(missed) if missed else 0.0,
             )
-            if self.trial.is_resting and prompt_tokens:
-                self._prefill_cost_s.note(with_prompts, seconds)
-            elif self.trial.is_resting:
-                plain_cost_s.note(len(rows), seconds)
+            if self.trial.is_resting and not drafted:
+                cost_s, tokens = (self._prefill_cost_s, with_prompts) if prompt_tokens else (plain_cost_s, len(rows))
+                cost_s.note(tokens, seconds)
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 
     def note_drafting(self, delay: Delay) -> None:

@@ -22,6 +22,7 @@ from decoding.drafts.prediction import PredictionLookup
 from decoding.drafts.verification import Verdict
 from decoding.kernels.matches import can_index
 
+_FEW_ROWS = 2  # that a step takes hardly longer to verify drafts for: look-up goes on while other proposers rest
 _READ_AHEAD = 8192  # tokens that look-up reads in a turn, all rows together: long texts must not hold up other rows
 _HELD_STEPS = 8  # for which an arm is used, once it was chosen
 _DOUBT_TOKENS = 1.0  # an arm may bring so many more tokens than it has shown, over the root of the number of verdicts
@@ -130,7 +131,7 @@ class TextLookup(Proposer):
         return bool(row.drafts.lookups)
 
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
-        if not self._rows.drafting:
+        if not self._rows.drafting and len(self._rows.writers) > _FEW_ROWS:
             return set()
         for row in rows:
             row.drafts.look_up()
@@ -161,6 +162,11 @@ class ProposerChoice:
         self._asked: _Arm = frozenset()  # before this step
         self.resting: _Arm = frozenset()  # that did not pay in the last step that had drafts
         self._rows: set[RowKey] = set()  # that were to get drafts; none if a proposer had none: it reads a prompt
+
+    @property
+    def drafted(self) -> bool:
+        """Whether one has drafted for this step."""
+        return bool(self._asked and self._rows)
 
     def skip(self) -> None:
         self._asked, self._rows = frozenset(), set()

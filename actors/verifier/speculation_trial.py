@@ -166,6 +166,7 @@ class SpeculationTrial:
         work_s: float,
         drafted: bool,
         offered: bool = False,
+        idle: bool = False,
         catch_up_s: float = 0.0,
     ) -> None:
         """Count a step.
@@ -177,6 +178,7 @@ class SpeculationTrial:
             work_s: estimated seconds of plain decoding for the same tokens and prefill, while drafters rest.
             drafted: whether the step verified draft tokens.
             offered: whether drafters offered drafts since the last step, so that they do not rest.
+            idle: no proposer was at work, so the step is a plain one in either mode.
             catch_up_s: in plain mode, the most that drafters would need to catch up.
         """
         self._update_size(rows)
@@ -185,6 +187,8 @@ class SpeculationTrial:
             self._catch_up_s = catch_up_s
         self._credit_s = min(self._max_credit_s, self._credit_s + _BUDGET * seconds)
         self._since_trial_s += seconds
+        if idle and self._window.speculating:
+            return
         window, was_settled = self._window, self._window.settled
         extra = max(0.0, tokens / rows - 1)  # tokens of a row, beyond the one of a plain step
         plain_s = max(work_s - extra * self._expected_step_s(rows), work_s / (1 + extra))
@@ -312,6 +316,8 @@ class SpeculationTrial:
         same = speculating == self._window.speculating
         catch_up_s = self._catch_up_s if speculating and not same else 0.0
         self._window = _Window(speculating, trying, self._window.settled and same, catch_up_s)
+        if self._size not in self._evidence:  # the first steps may have to wait for what is made once
+            self._window.shortest = 1.0
 
     def _update_size(self, rows: int) -> None:
         """If the size has changed, use the mode that won at that size, or at the nearest size with evidence.

@@ -28,8 +28,10 @@ from engine.model.cuda_graphs import usual_tokens
 from engine.model.hidden_states import HiddenStates
 from engine.model.ragged_batch import RowInput, pack_inputs, padding_row
 from engine.model.runner import Runner
+from engine.model.thread_choice import NARROW, on_one_thread
 
 _LENGTH = 8  # tokens of a chain
+_FEW_TOKENS = 16  # that a narrow head computes on one thread: others would be waited for longer than they help
 _RECORDED_TOKENS = 5  # readings of one text of up to so many are recorded at the start
 
 
@@ -67,7 +69,7 @@ class ChainProposer:
         assert isinstance(embedding, nn.Module)
         self._embedding = embedding
         self._device = next(head.parameters()).device
-        self._outputs = head.outputs
+        self._outputs, self._is_narrow = head.outputs, head.hidden_size <= NARROW
         self._token_ids = None if self._outputs == runner.vocab_size else head.token_ids()
         self._traces: _Traces | None = None  # on a CPU
         # after each text's last pair, [slots + 1, H]; the last slot is for padding
@@ -180,14 +182,15 @@ class ChainProposer:
     def _draft(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
         if not starts:
             return []
-        chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
-        hidden = self._states[tensor_on(self._device, [start.slot for start in starts], torch.int64)]  # [B, H]
-        tokens = chooser.choose(self._head.logits(hidden))
-        if length > 1:
-            began_s = time.perf_counter()
-            self._draft_further(chooser, starts, length, hidden, tokens)
-            self.further_s = (time.perf_counter() - began_s) / (length - 1)
-        return chooser.choices()
+        with self._few_threads(len(starts)):
+            chooser = HeadSampler(starts, length, ranks, self._device, self._token_ids)
+            hidden = self._states[tensor_on(self._device, [start.slot for start in starts], torch.int64)]  # [B, H]
+            tokens = chooser.choose(self._head.logits(hidden))
+            if length > 1:
+                began_s = time.perf_counter()
+                self._draft_further(chooser, starts, length, hidden, tokens)
+                self.further_s = (time.perf_counter() - began_s) / (length - 1)
+            return chooser.choices()
 
     def _draft_further(
         self, chooser: HeadSampler, starts: Sequence[DraftStart], length: int, hidden: Tensor, tokens: Tensor
@@ -212,9 +215,13 @@ class ChainProposer:
     def _run_reading(
         self, features: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch, *, traced: bool = True
     ) -> Tensor:
-        if not traced or self._traces is None or len(features) > MAX_TRACED_TOKENS:
-            return self._read(features, tokens, positions, batch)
-        return self._traces.read(len(features), features, tokens, positions, batch)
+        with self._few_threads(len(features)):
+            if not traced or self._traces is None or len(features) > MAX_TRACED_TOKENS:
+                return self._read(features, tokens, positions, batch)
+            return self._traces.read(len(features), features, tokens, positions, batch)
+
+    def _few_threads(self, tokens: int) -> AbstractContextManager[None]:
+        return on_one_thread(wanted=self._is_narrow and tokens <= _FEW_TOKENS)
 
     def _read(self, features: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
         """Return the layer's output, [N, H]. features: [N, F]. tokens: [1, N] that follow. positions: [1, N]."""

@@ -255,7 +255,6 @@ def _place(module: torch.nn.Module, model: PreTrainedModel) -> None:
     for parameter in module.parameters():
         parameter.data = parameter.data.to(model.dtype)
     if any(isinstance(layer, QuantizedModule) for layer in model.modules()):
-        round_linears(module, 8)  # else a draft token would cost a larger part of a step
-    if any(getattr(layer, "rounds_inputs", False) for layer in model.modules()):
-        round_inputs(module)
+        round_linears(module, 4)  # else a draft token would cost a larger part of a step
+        round_inputs(module)  # no text depends on what is drafted
     module.eval().requires_grad_(False)

@@ -27,9 +27,7 @@ from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, token_adapters, wanted_tokens
 from engine.model.row_states import MAX_UNSETTLED
 from engine.model.state_layers import use_state_layers
-from engine.model.thread_choice import ThreadChoice
-
-_NARROW = 1024  # numbers of a hidden state, up to which an operator is shorter than a wait for threads
+from engine.model.thread_choice import NARROW, ThreadChoice, on_one_thread
 
 
 class Runner:
@@ -179,12 +177,9 @@ class Runner:
         longest = min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - COMPARED_START, room)
         threads = torch.get_num_threads()
         # Threads that wait for work between short operators would take cores from processes that start beside this one.
-        is_narrow = getattr(self.model.config.get_text_config(), "hidden_size", math.inf) <= _NARROW
-        torch.set_num_threads(1 if is_narrow else threads)
-        try:
+        is_narrow = getattr(self.model.config.get_text_config(), "hidden_size", math.inf) <= NARROW
+        with on_one_thread(wanted=is_narrow):
             self._forward.trace(longest)
-        finally:
-            torch.set_num_threads(threads)
         if self._forward.is_traced and threads > 1 and self._is_same_on_one_thread(longest):
             self._threads = ThreadChoice(threads)
 

@@ -16,12 +16,24 @@ from typing import NamedTuple
 
 import torch
 
+NARROW = 1024  # numbers of a hidden state, up to which an operator is shorter than a wait for threads
 _PERIOD_S = 0.5  # between two looks at the system
 _LOST, _FREE = 0.25, 0.5  # cores that this process waits for, or that idle, before another number is tried
 _BLOCK, _BLOCKS = 4, 12  # calls with one number of threads at a time, and such blocks of a trial
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GAIN = 1.03  # how much faster another number must be
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0  # after a trial that changed nothing; it doubles
+
+
+@contextmanager
+def on_one_thread(*, wanted: bool = True) -> Iterator[None]:
+    """Compute in the block without other threads, if wanted."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if wanted else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class CoreTimes(NamedTuple):

@@ -350,6 +350,23 @@ def test_hiccups_of_the_machine_do_not_end_speculation_that_pays(share: float, h
     assert mean(speed(seed) for seed in range(20)) > 1.55
 
 
+def test_steps_in_which_no_proposer_was_at_work_end_no_trial() -> None:
+    """Short structured answers: all steps take twice as long as was measured at the start, few have drafts."""
+    trial = SpeculationTrial(lambda rows: 0.01)
+    for step in range(200):
+        assert trial.speculates(1)
+        drafted = step % 20 == 19
+        tokens = 2 if drafted else 1
+        trial.note(1, tokens, 0.02, work_s=tokens * 0.01, drafted=drafted, idle=not drafted)
+
+
+def test_what_the_first_step_waits_for_is_no_loss_of_its_drafts() -> None:
+    trial = SpeculationTrial(lambda rows: 0.01)
+    for step in range(20):
+        assert trial.speculates(1)
+        trial.note(1, 2, 0.014 if step else 2.0, work_s=0.02, drafted=True)
+
+
 def test_slow_steps_are_no_hiccups_although_much_is_accepted() -> None:
     """Steps with drafts take six times as long as plain ones, and commit nine tokens or one: worth 0.9."""
     trial, rng, seconds, plain_s, speculated_s = SpeculationTrial(lambda rows: 0.01), random.Random(0), 0.0, 0.0, 0.0

@@ -1,6 +1,7 @@
 """Heads are tested on the target's own text when they are loaded, and refused with advice."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.heads.dflash_layout import stored_dflash
 from engine.heads.loader import load_heads
 from engine.heads.proposer import HeadProposer
 from engine.heads.spec import HeadsSpec
+from engine.layers.quantized_linear import QuantizedLinear, computes_integers, round_linears
 from engine.model.runner import Runner
 from tests.support.heads import STATES, greedy_texts, medusa_tensors, new_dflash, save, trained_dflash, trained_eagle3
 from tests.support.models import VOCAB, tiny_model
@@ -54,6 +56,16 @@ def test_random_heads_are_refused_unless_they_are_wanted(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"endpoints\.e\.heads: \d+% of the first draft tokens .* poorly trained"):
         load(spec(folder, "medusa"))
     assert load(spec(folder, "medusa", min_acceptance=0.0)).kind == "medusa"
+
+
+def test_heads_of_a_quantised_target_have_4_bits(eagle3: Path) -> None:
+    """Their inputs are rounded, too, where that is faster: only the target's bits decide what is written."""
+    target = deepcopy(TARGET)
+    round_linears(target, 8)
+    loaded = load_heads(spec(eagle3, "eagle3", layers=STATES, min_acceptance=0.0), target)
+    layers = [layer for layer in loaded.module.modules() if isinstance(layer, QuantizedLinear)]
+    rounds = computes_integers(torch.device("cpu"))
+    assert {(layer.bits, layer.rounds_inputs) for layer in layers} == {(4, rounds)}
 
 
 def test_an_eagle3_head_on_the_right_layers_is_taken(eagle3: Path) -> None:

@@ -90,6 +90,21 @@ def test_a_traced_head_drafts_the_same(monkeypatch: pytest.MonkeyPatch, narrow: 
         assert all(token % 3 == 0 for choice in choices_of(traced) for token in choice.tokens)
 
 
+def test_a_narrow_head_waits_for_no_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While other processes have some of the cores, each of its short operators would wait for one of them."""
+    threads: list[int] = []
+    head = eagle3(narrow=True)
+    head.layers[0].register_forward_hook(lambda *_: threads.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        drafts(head)
+        assert set(threads) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("narrow", [False, True])
 def test_recorded_steps_draft_the_same(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
     head = eagle3(narrow=narrow)
