@@ -297,6 +297,15 @@ class RowTable(Generic[R]):
         released = self._cache.released_pages(slots)
         return not slots or self._fits(row, left + len(released), released)
 
+    def could_hold(self, row: R, tokens: int) -> bool:
+        """Whether a row that is alone has pages for an answer of so many tokens after the prompt of each text."""
+        size = self._cache.page_size
+        texts: list[Row] = [*row.texts, *[row] * (row.slots_needed - len(row.texts))]
+        full = {key for text in row.texts for key in self._keys(text, text.prompt_length // size)}
+        lengths = [text.prompt_length for text in texts]
+        own = [-(-(length + tokens - 1) // size) - length // size for length in lengths]  # the last token is not run
+        return len(full) + sum(own) <= self._cache.allocator.pages
+
     def _fits(self, row: R, left: int, released: Container[int] = ()) -> bool:
         """Whether `left` pages and those that it shares are enough for the row. released: pages that become free."""
         shared = self._pages(row) - left

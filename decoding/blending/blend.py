@@ -6,7 +6,7 @@ logits of a single model. Absent members have weight 0; their logits may be anyt
 a weight have the same logits and the weights sum to 1, the blend is bitwise these logits, on plausible tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
@@ -17,7 +17,7 @@ from decoding.sampling.processors import log_add
 from decoding.sampling.transfer import tensor_on
 
 _NEG_INF = float("-inf")
-_MOST_LOG_RATIO = 1e3  # between the best token of a term with a negative weight and one that it rules out
+_MIN_LOG_PROB = -1e3  # of a token that a term with a negative weight rules out
 _TIE = 1e-5  # tolerance for votes and weights that sum to 1, and for logarithms of mean probabilities
 _FEW = 64  # tokens that are compared first
 TokenAttribution = tuple[float, bool, float]  # log-probability, whether it was the most probable token, share
@@ -66,8 +66,8 @@ def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Te
     """Return the weighted sum of the terms' log-probabilities, on tokens that are plausible to the first term.
 
     Those have at least α of its best probability (Li et al., arXiv 2210.15097, section 3); others get −∞. A token that
-    a term with a positive weight rules out is ruled out; to one with a negative weight it is e^−1000 as probable as the
-    best. Positions without any token left get the mixture of the terms with positive weights.
+    a term with a positive weight rules out is ruled out; to one with a negative weight its log-probability is −1000.
+    Positions without any token left get the mixture of the terms with positive weights.
 
     Args:
         logits: [M, N, V] float32, −∞ for tokens that a term rules out; of terms with weight 0, those of another.
@@ -78,20 +78,18 @@ def weighted_sum(logits: Tensor, weights: Tensor, alpha: Tensor, temperature: Te
     Returns:
         [N, V] float32 logits.
     """
-    best = logits.amax(dim=-1)  # [M, N]
-    least = torch.where(weights > 0, _NEG_INF, best - _MOST_LOG_RATIO * temperature)
-    factors = weights / torch.where(weights < 0, temperature, 1.0)
-    pairs = zip(logits, factors[:, :, None], least[:, :, None], strict=True)
-    total = _total(
-        [factor * _at_least(term, floor) for term, factor, floor in pairs]
-    )  # as of logarithms, but a constant
+    factors = weights[:, :, None]
+    log_probs = (logits / torch.where(factors < 0, temperature[:, None], 1.0)).log_softmax(dim=-1)
+    least_log_probs = torch.where(factors > 0, _NEG_INF, _MIN_LOG_PROB)
+    total = _total(factors * torch.maximum(log_probs, least_log_probs))
     total = _unless_equal(total, logits, (_total(weights) - 1).abs() < _TIE)
     if not _is_nowhere(alpha > 0):
-        total = torch.where(logits[0] < (best[0] + alpha.log())[:, None], _NEG_INF, total)
+        plausible = logits[0].amax(dim=-1) + alpha.log()
+        total = torch.where(logits[0] < plausible[:, None], _NEG_INF, total)
     impossible = total.amax(dim=-1, keepdim=True) == _NEG_INF
     if _is_nowhere(impossible):
         return total
-    return torch.where(impossible, _log_mean(logits.log_softmax(dim=-1), weights.clamp(min=0.0)), total)
+    return torch.where(impossible, _log_mean(log_probs, weights.clamp(min=0.0)), total)
 
 
 def blend(logits: Tensor, positions: Sequence[tuple[BlendParams, Sequence[bool]]]) -> Tensor:
@@ -144,8 +142,8 @@ def _shares(weights: Tensor) -> Tensor:
     return weights / _total(weights)
 
 
-def _total(terms: Iterable[Tensor]) -> Tensor:
-    """Return the sum over members, added in turn: the bits of torch.sum depend on N. terms: [M] of [N] or [N, V]."""
+def _total(terms: Tensor) -> Tensor:
+    """Return the sum over members, added in turn: the bits of torch.sum depend on N. terms: [M, N] or [M, N, V]."""
     total: Tensor = reduce(torch.add, terms)
     return total
 
@@ -170,10 +168,6 @@ def _unless_equal(blended: Tensor, logits: Tensor, is_mean: Tensor | bool = True
         if _is_nowhere(equal):
             return blended
     return torch.where(equal[:, None], logits[0], blended)
-
-
-def _at_least(logits: Tensor, least: Tensor) -> Tensor:
-    return logits if _is_nowhere(least > _NEG_INF) else logits.maximum(least)
 
 
 def _is_nowhere(flags: Tensor) -> bool:

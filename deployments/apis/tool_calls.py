@@ -48,7 +48,7 @@ class ToolCallParser(AnswerParser):
         elif tool_format == "hermes" and not must_call:
             self._run = self._tagged()
         else:
-            self._run = self._bare()
+            self._run = self._bare(must_call=must_call)
 
     def add(self, text: str, *, last: bool) -> Sequence[Event]:
         self._text += text
@@ -66,10 +66,11 @@ class ToolCallParser(AnswerParser):
         while (yield from self._peek()):
             self._position = len(self._text)
 
-    def _bare(self) -> _Wait:
-        """Read calls at the beginning, then content."""
+    def _bare(self, *, must_call: bool) -> _Wait:
+        """Read calls at the beginning, then content. Where there must be a call, one that was cut off is no content."""
         yield from self._calls()
-        yield from self._rest()
+        if not must_call:
+            yield from self._rest()
 
     def _rest(self) -> _Wait:
         while True:

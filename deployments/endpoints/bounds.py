@@ -24,18 +24,21 @@ class Bounds:
     max_logprobs: int = 20  # most probable tokens per position
     total: int = 500_000  # reported over all positions of answers and prompts; the details of a token count as one
 
-    def answer_tokens(self, body: GenerationRequest, lengths: Sequence[int], whole_lengths: Sequence[int]) -> list[int]:
+    def answer_tokens(
+        self, body: GenerationRequest, lengths: Sequence[int], longest: Sequence[tuple[int, str]]
+    ) -> list[int]:
         """Most tokens of the answers to each prompt: the client's limit, or the default within the context.
 
         Raises InvalidRequestError if a prompt is empty or too long, or too many tokens are to be reported.
 
-        lengths, whole_lengths: tokens of each prompt without those that compression left out, and with them.
+        lengths: tokens of each prompt without those that compression left out.
+        longest: with them, and the field, of each prompt or of a longer one in its formula.
         """
         most = self._reportable(body, lengths)
-        return [self._answer_tokens(length, body, most) for length in whole_lengths]
+        return [self._answer_tokens(length, field, body, most) for length, field in longest]
 
-    def _answer_tokens(self, length: int, body: GenerationRequest, most: int | None) -> int:
-        field, wanted = body.prompt_field, body.wanted_max_tokens
+    def _answer_tokens(self, length: int, field: str, body: GenerationRequest, most: int | None) -> int:
+        wanted = body.wanted_max_tokens
         room = self.context_length - length
         if not length:
             raise InvalidRequestError(f"{field}: should have at least one token.", field=field)

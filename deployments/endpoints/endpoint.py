@@ -97,9 +97,10 @@ class ServedEndpoint:
         kept = [prompt.positions for prompt in shortened] if shortened else [None] * len(prompts)
         whole_lengths = [len(prompt) if p is None else p.length for prompt, p in zip(prompts, kept, strict=True)]
         formulas = [self._formula(body, prompt) for prompt in prompts]
+        own = [(length, body.prompt_field) for length in whole_lengths]
         longest = [
-            length if f is None else max(length, f.longest_prompt)
-            for length, f in zip(whole_lengths, formulas, strict=True)
+            length if formula is None else formula.longest_prompt(*length)
+            for length, formula in zip(own, formulas, strict=True)
         ]
         limits = self.bounds.answer_tokens(body, [len(prompt) for prompt in prompts], longest)
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())

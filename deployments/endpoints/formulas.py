@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from actors.coordinator.request import Term
 from decoding.blending.params import BlendParams
@@ -22,10 +23,12 @@ class Formula:
 
     blend: BlendParams
     terms: Sequence[Term]
+    fields: Sequence[str]  # that ask for the terms
 
-    @property
-    def longest_prompt(self) -> int:
-        return max((len(term.prompt) for term in self.terms if term.prompt is not None), default=0)
+    def longest_prompt(self, length: int, field: str) -> tuple[int, str]:
+        """Return the length of the longest prompt, and its field. length, field: of the request's own."""
+        lengths = [len(term.prompt or ()) for term in self.terms]
+        return max([(length, field), *zip(lengths, self.fields, strict=True)], key=itemgetter(0))
 
 
 class FormulaReader:
@@ -45,15 +48,17 @@ class FormulaReader:
         weights = tuple(term.weight for term in (own, *others))
         if not any(weights):
             raise InvalidRequestError("formula.terms: should have a weight that is not 0.", field="formula.terms")
+        names = [
+            f"formula.terms.{index}" if fields.terms else body.formula_field for index in range(1, len(others) + 1)
+        ]
         terms: list[Term] = []
-        for index, each in enumerate(others, 1):
-            name = f"formula.terms.{index}" if fields.terms else body.formula_field
+        for name, each in zip(names, others, strict=True):
             terms.append(self._term(each, name, conversation, prompt))
             if any(terms[-1].name == term.name and not term.is_own for term in terms[:-1]):
                 raise InvalidRequestError(
                     f"{name}: {terms[-1].name!r} has a term already; it can have one.", field=name
                 )
-        return Formula(BlendParams(kind="formula", weights=weights, alpha=fields.least_share), terms)
+        return Formula(BlendParams(kind="formula", weights=weights, alpha=fields.least_share), terms, names)
 
     def _term(self, term: TermFields, field: str, conversation: Conversation | None, prompt: Sequence[int]) -> Term:
         is_own = term.model in (None, self._models[0])

@@ -25,7 +25,7 @@ from tests.support.properties import repeatable
 
 Position = tuple[BlendParams, Sequence[bool]]
 
-LEAST = -1e3  # the log-probability of tokens that the amateur rules out, relative to its best
+LEAST = -1e3  # the log-probability of tokens that the amateur rules out
 KINDS = ["single", "mixture", "product", "vote", "gated"]
 LOGITS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]).log()  # [M, V]
 INF = math.inf
@@ -75,11 +75,11 @@ def contrastive_reference(params: BlendParams, expert: Sequence[float], amateur:
     probs = softmax(expert)
     kept = [x > -math.inf and p >= params.alpha * max(probs) for x, p in zip(expert, probs, strict=True)]
     if params.form == "scaled":
-        floored = [max(a, max(amateur) + LEAST) for a in amateur]
+        floored = [max(a, LEAST) for a in log_softmax(amateur)]
         scores = [(1 + params.beta) * e - params.beta * a for e, a in zip(expert, floored, strict=True)]
     else:
-        cooled = [a / params.amateur_temperature for a in amateur]
-        scores = [e - max(a, max(cooled) + LEAST) for e, a in zip(expert, cooled, strict=True)]
+        cooled = log_softmax([a / params.amateur_temperature for a in amateur])
+        scores = [e - max(a, LEAST) for e, a in zip(log_softmax(expert), cooled, strict=True)]
     return [score if keep else -math.inf for score, keep in zip(scores, kept, strict=True)]
 
 

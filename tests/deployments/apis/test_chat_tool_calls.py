@@ -1,6 +1,7 @@
 """Tool calls over HTTP: tools in the chat template, calls in answers, forced calls."""
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -168,3 +169,25 @@ def test_arguments_have_no_other_properties_unless_the_schema_speaks_of_them(
         if choice == "required":
             schema = schema["items"]["anyOf"][0]["properties"]["arguments"]
         assert (schema.get("additionalProperties") is False) == closed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_a_forced_call_that_was_cut_off_is_no_text(
+    engine: Engine, with_tools: dict[str, ServedEndpoint], stream: bool, limit: int
+) -> None:
+    functions: list[Any] = [tool["function"] for tool in TOOLS]
+    flat = [{"type": "function", **function} for function in functions]
+    schemas = [{"name": each["name"], "input_schema": each.get("parameters", {"type": "object"})} for each in functions]
+    bodies: dict[str, Any] = {
+        "chat/completions": {**BODY, "tool_choice": "required", "max_tokens": limit},
+        "responses": {"input": "x", "tools": flat, "tool_choice": "required", "max_output_tokens": limit},
+        "messages": {"messages": [QUESTION], "tools": schemas, "tool_choice": {"type": "any"}, "max_tokens": limit},
+    }
+    ends = {"chat/completions": '"finish_reason":"length"', "responses": "incomplete", "messages": '"max_tokens"'}
+    with TestClient(make_api(Service(with_tools, engine.coordinator))) as client:
+        for path, body in bodies.items():
+            reply = client.post(f"/v1/{path}", json={"model": "consort", "stream": stream, **body})
+            assert reply.status_code == 200, reply.text
+            assert ends[path] in reply.text
+            assert re.search(r'"(content|text|delta)": ?"[^"]', reply.text) is None

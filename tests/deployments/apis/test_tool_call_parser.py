@@ -102,6 +102,19 @@ def test_a_forced_answer_is_all_call() -> None:
     assert json.loads("".join(event.text for event in events[:2] if isinstance(event, Arguments)))["city"] == "Zürich"
 
 
+@pytest.mark.parametrize("tool_format", [None, "hermes"])
+def test_a_forced_call_that_was_cut_off_is_no_content(tool_format: ToolFormat | None) -> None:
+    text = f"[{CALL}, {CALL}]"
+    for end in range(1, len(text)):
+        parser = ToolCallParser(tool_format, must_call=True)
+        events = [each for index in range(end) for each in parser.add(text[index], last=index + 1 == end)]
+        whole = ToolCallParser(tool_format, must_call=True).add(text[:end], last=True)
+        assert {type(each) for each in (*events, *whole)} <= {Call, Arguments}
+        starts = [[each.name for each in some if isinstance(each, Call)] for some in (events, whole)]
+        begun = [text[:end].count('"weather", "arguments": {')] * 2
+        assert [*map(len, starts)] == begun
+
+
 def test_formats_follow_from_templates() -> None:
     assert tool_format("… <tool_call> …") == "hermes"
     assert tool_format("… [TOOL_CALLS] …") == "mistral"

@@ -142,6 +142,14 @@ def test_prompts_of_conversations(
         ({"negative_prompt": ""}, "negative_prompt: should have at least 1 character"),
         ({"negative_prompt": [3000]}, "negative_prompt: 3000 is no token id"),
         ({"negative_prompt": [1] * 2000}, "negative_prompt: has 2000 tokens, but should have 1 to"),
+        (
+            {"negative_prompt": [1] * 250, "max_tokens": 2000},
+            "negative_prompt and max_tokens: 250 + 2000 tokens don't fit",
+        ),
+        (
+            {"formula": {"terms": [FIRST, {"weight": 1, "prompt": [1] * 250}]}, "max_tokens": 2000},
+            "formula.terms.1 and max_tokens: 250 + 2000 tokens don't fit",
+        ),
         ({"guidance_scale": 2, "use_beam_search": True}, "guidance_scale: has no place in a beam search"),
         ({"guidance_scale": 2, "model": "rest"}, "guidance_scale: the model 'rest' blends its members"),
     ],
