@@ -164,6 +164,10 @@ class ChatPiece(BaseModel):
     reasoning_content: str | None = None
     tool_calls: list[ToolCallPiece] | None = None
 
+    @property
+    def has_text(self) -> bool:
+        return bool(self.content or self.reasoning_content or self.tool_calls)
+
 
 class ChatChoice(AnyChoice):
     """A choice of a whole answer."""
@@ -247,7 +251,9 @@ class AnswerWriter(Writer):
         part, first = self._choices[index].add(delta)
         self._ensembles.add(index, delta)
         pieces = self._read(index, part)
-        if not self._body.stream or not (part.text or part.finish or first or (self._by_token and part.tokens)):
+        # A chat holds back some text, such as the marks around a call.
+        has_text = any(piece.has_text for piece in pieces) if pieces else bool(part.text)
+        if not self._body.stream or not (has_text or part.finish or first or (self._by_token and part.tokens)):
             return ""
         chunks = [self._chunk([choice]) for choice in self._chunk_choices(index, part, pieces, first=first)]
         self._add_prompt_logprobs(chunks[-1], index, part)

@@ -19,7 +19,7 @@ from engine.kernels.quantized_weight import QuantizedWeight
 from engine.layers.faster_layers import use_faster_layers
 from engine.layers.lora import LoraLayers, LoraLinear
 from engine.loading.checkpoint import ModelSpec, load_config, load_model, read_weights
-from engine.loading.gguf.files import settings_folder
+from engine.loading.gguf.files import is_gguf, settings_folder
 from engine.model.runner import Runner
 
 _FILES = (".json", ".safetensors", ".gguf", ".bin")  # that decide what a checkpoint computes
@@ -55,6 +55,9 @@ def check_weights(spec: ModelSpec, path: str) -> None:
 
     spec: what the model was loaded by.
     """
+    if is_gguf(path) != is_gguf(spec.path):
+        kind = ".gguf file" if is_gguf(spec.path) else "folder"
+        raise ConfigError(f"{path!r} is no {kind}, but {spec.name!r} was loaded from one")
     fresh = _spec_of(spec, path)
     present, given = load_config(spec).to_dict(), load_config(fresh).to_dict()
     if spec.dtype != "auto":
@@ -65,7 +68,16 @@ def check_weights(spec: ModelSpec, path: str) -> None:
     tokens, own = _tokens(path, None), _tokens(spec.path, spec.revision)
     if None not in (tokens, own) and tokens != own:
         raise ConfigError(f"{path!r} has another tokenizer.json; new weights must be for the same tokens")
-    read_weights(fresh, device_map={"": "meta"})
+    new, old = (_kinds(read_weights(each, device_map={"": "meta"})) for each in (fresh, spec))
+    if new != old:
+        name = min(name for name in new.keys() | old.keys() if new.get(name) != old.get(name)).rpartition(".")[0]
+        raise ConfigError(
+            f"{path!r} stores {name} in another format; new weights must be stored as the present ones are"
+        )
+
+
+def _kinds(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in named_tensors(model)}
 
 
 def _spec_of(spec: ModelSpec, path: str) -> ModelSpec:

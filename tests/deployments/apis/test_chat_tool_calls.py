@@ -47,6 +47,7 @@ def test_a_stream_brings_the_arguments_as_they_come(scripted: tuple[TestClient, 
     assert [set(call) for call in rest] == [{"index", "function"}] * len(rest)
     assert len(rest) >= len('{"city": "Bern"}') // 4
     assert all(len(delta.get("tool_calls", ())) < 2 for delta in deltas)
+    assert all(delta["content"] or delta.get("tool_calls") for delta in deltas[1:-1])
     (whole,) = ask(scripted[0])["message"]["tool_calls"]
     assert "".join(call["function"]["arguments"] for call in rest) == whole["function"]["arguments"]
     reasons = [event["choices"][0]["finish_reason"] for event in events]

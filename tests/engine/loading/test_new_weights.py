@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.errors import ConfigError
+from deployments.configuration.paths import ROOT
 from engine.loading.checkpoint import ModelSpec, load_model, save_rounded
 from engine.loading.new_weights import (
     ReplaceableWeights,
@@ -24,6 +26,7 @@ from engine.loading.new_weights import (
 from engine.loading.runners import load_runner
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from tests.support.gguf_files import interleave, write_gguf
 from tests.support.models import tiny_model
 from tests.support.process_memory import resident_bytes
 from tests.support.trimmed import copied, save_trimmed
@@ -122,6 +125,35 @@ def test_what_does_not_fit_is_named_before_anything_is_loaded(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="has changed since"):
         ReplaceableWeights(runner, present).load(str(tmp_path / "same"), "0badc0de")
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(runner.model))
+
+
+def test_a_gguf_file_is_replaced_by_one_with_the_same_types(tmp_path: Path) -> None:
+    source = ROOT / "models" / "drafter"
+
+    def write(name: str, seed: int, **kinds: gguf.GGMLQuantizationType) -> ModelSpec:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+        generator = torch.Generator().manual_seed(seed)
+        model: Any = AutoModelForCausalLM.from_pretrained(source)
+        for parameter in model.parameters():
+            parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        quantized = {f"{end}.weight": kind for end, kind in kinds.items()}
+        write_gguf(tmp_path / name / "m.gguf", model, "llama", interleave, {}, quantized=quantized)
+        return spec(tmp_path / name / "m.gguf", "float32")
+
+    types = gguf.GGMLQuantizationType
+    old, new = (write(name, seed, ffn_up=types.Q4_1) for seed, name in enumerate(("old", "new")))
+    runner = load_runner(old)
+    check_weights(old, new.path)
+    ReplaceableWeights(runner, old).load(new.path, digest_of(new.path))
+    assert torch.equal(logits(runner), logits(load_runner(new)))
+    other = write("other", 2, ffn_up=types.Q8_0)
+    for path, reason in (
+        (other.path, "stores model.layers.0.mlp.up_proj in another format"),
+        (str(source), "is no .gguf file, but 'm' was loaded from one"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            check_weights(old, path)
 
 
 def test_a_dropped_model_takes_no_memory(tmp_path: Path) -> None:
