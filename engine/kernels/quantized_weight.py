@@ -161,7 +161,7 @@ def rounded(weight: Tensor, kind: Quantization) -> QuantizedWeight:
 
 def _rounded_to_nf4(weight: Tensor) -> QuantizedWeight:
     """The largest of each block becomes 1 or -1. bitsandbytes rounds to the same codes, to the bit."""
-    blocks = weight.detach().float().unflatten(-1, (-1, gcd(weight.shape[-1], NF4_BLOCK)))
+    blocks = weight.detach().float().contiguous().unflatten(-1, (-1, gcd(weight.shape[-1], NF4_BLOCK)))
     scales, table = blocks.abs().amax(dim=-1), _NF4.to(weight.device, copy=True)
     if not bool(scales.isfinite().all()):
         raise ConfigError(_NOT_FINITE)

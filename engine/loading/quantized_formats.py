@@ -7,7 +7,6 @@ bitsandbytes' `QuantState` and `Int8Params`.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import gcd
 from typing import Any
 
@@ -178,7 +177,7 @@ def _fp8(settings: Mapping[str, Any]) -> Reader:
     return read
 
 
-def _read_octets(parts: Parts, scale: Any, block: Sequence[int] | None) -> StoredWeight | None:
+def _read_octets(parts: Parts, scale: Any, block: Sequence[int] | None, *, unit: float = 1.0) -> StoredWeight | None:
     """Read signed integers or FP8 numbers. block: rows and inputs of a block, if each block has a scale."""
     kind = parts["weight"].get_dtype() if "weight" in parts else None
     if kind not in ("I8", "F8_E4M3"):
@@ -192,7 +191,7 @@ def _read_octets(parts: Parts, scale: Any, block: Sequence[int] | None) -> Store
         return torch.stack([_in_groups(own, rows, size, block) for own in numbers])
 
     def weight() -> QuantizedWeight:
-        octets, scales = parts["weight"][...].view(torch.uint8), grouped(scale[...])
+        octets, scales = parts["weight"][...].view(torch.uint8), grouped(scale[...]) * unit
         if floats:
             wide = scales.float().contiguous()
             return QuantizedWeight(codes=octets, scales=wide, offsets=None, bits=8, floats=True)
@@ -226,24 +225,14 @@ def _mxfp4(settings: Mapping[str, Any]) -> Reader:
 
 def _bitsandbytes(settings: Mapping[str, Any]) -> Reader:
     def read(parts: Parts) -> StoredWeight | None:
+        if "weight_format" in parts and bool(parts["weight_format"][...]):
+            raise ConfigError("its LLM.int8 weights are laid out for old GPUs; save them again by bitsandbytes 0.45")
         if "SCB" in parts:
-            return _read_llm_int8(parts)
+            return _read_octets(parts, parts["SCB"], None, unit=1 / 127)
         state = next((part for part in parts if part.startswith("quant_state.")), None)
         return None if state is None else _read_blocks(parts, json.loads(bytes(parts[state][...].tolist())))
 
     return read
-
-
-def _read_llm_int8(parts: Parts) -> StoredWeight | None:
-    if "weight_format" in parts and bool(parts["weight_format"][...]):
-        raise ConfigError("its LLM.int8 weights are laid out for one kind of GPU; save them again by bitsandbytes 0.45")
-    stored = _read_octets(parts, parts["SCB"], None)
-
-    def weight(unscaled: StoredWeight) -> QuantizedWeight:
-        codes = unscaled.read()
-        return replace(codes, scales=codes.scales / 127)
-
-    return None if stored is None else replace(stored, read=partial(weight, stored))
 
 
 def _read_blocks(parts: Parts, state: Mapping[str, Any]) -> StoredWeight:

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
-from transformers.integrations.bitsandbytes import dequantize_and_replace
 
 GROUP = 32
 _LARGEST_FLOAT8 = 448.0
@@ -201,11 +200,20 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
 
 def save_by_bitsandbytes(plain: str | Path, name: str, folder: Path) -> PreTrainedModel:
     """Let transformers save a quantised copy of a model, and return it with the same weights as plain numbers."""
+    from transformers.integrations.bitsandbytes import dequantize_and_replace
+
     loader: Any = AutoModelForCausalLM
     settings = BitsAndBytesConfig(**BITSANDBYTES[name])
     model = loader.from_pretrained(plain, dtype=torch.float32, quantization_config=settings)
     model.save_pretrained(folder)
-    return cast(PreTrainedModel, dequantize_and_replace(model.eval(), settings, torch.float32))
+    states = [getattr(weight, "quant_state", None) for weight in model.parameters()]
+    for state in filter(None, states):  # its CPU kernel is wrong where rows end within blocks, so there is but one row
+        state.shape = torch.Size([1, state.shape.numel()])
+    unpacked = dequantize_and_replace(model.eval(), settings, torch.float32)
+    for layer in unpacked.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.data = layer.weight.data.view(layer.out_features, layer.in_features)
+    return cast(PreTrainedModel, unpacked)
 
 
 def save_rounded(model: PreTrainedModel, kind: Kind, folder: Path) -> PreTrainedModel:
