@@ -329,8 +329,10 @@ class Message(StrictModel):
             raise wrong_field("content", "is required")
         if self.tool_calls and self.role != "assistant":
             raise wrong_field("tool_calls", f"has no place in the role {self.role!r}")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise wrong_field("tool_call_id", "goes with the role tool, and with no other")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise wrong_field("tool_call_id", "is required: the id of the call that this answers")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise wrong_field("tool_call_id", f"has no place in the role {self.role!r}")
         return self
 
     @property

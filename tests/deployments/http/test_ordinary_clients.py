@@ -99,6 +99,18 @@ def test_a_tool_may_return_nothing(fake: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "tool", "content": "18"}, "is required: the id of the call that this answers"),
+        ({"role": "user", "content": "18", "tool_call_id": "1"}, "has no place in the role 'user'"),
+    ],
+)
+def test_only_a_tools_message_names_a_call(fake: TestClient, message: dict[str, str], reason: str) -> None:
+    error = chat(fake, messages=[USER, message]).json()["error"]
+    assert error["message"] == f"messages.1.tool_call_id: {reason}"
+
+
+@pytest.mark.parametrize(
     ("path", "route"),
     [
         ("/chat/completions", "/v1/chat/completions"),
