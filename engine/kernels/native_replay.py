@@ -67,6 +67,7 @@ def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> N
 
     constants: the values of the trace's constant inputs.
     """
+    _move_up(graph)
     runs = (list(nodes) for can, nodes in groupby(graph.nodes, _is_recordable) if can)
     run = max(runs, key=_count_calls, default=[])
     if _count_calls(run) < max(_LEAST_CALLS, _count_calls(graph.nodes) / 2):
@@ -86,12 +87,39 @@ def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> N
             graph.erase_node(node)
 
 
-def _is_recordable(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
+def _move_up(graph: fx.Graph) -> None:
+    """Move what reads inputs alone, such as rotary angles, before the first native function: so it parts no run."""
+    first = next((node for node in graph.nodes if _computes(node)), None)
+    written = set[fx.Node]()  # perhaps
+    for node in reversed(graph.nodes):
+        if _may_write(node) or (node in written and _may_be_view(node)):
+            written.update(node.all_input_nodes)
+    early = set[fx.Node]()
+    is_late = False
+    for node in list(graph.nodes):
+        is_late |= node is first
+        reads_inputs = node.op == "placeholder" or early.issuperset(node.all_input_nodes)
+        if _may_write(node) or not reads_inputs or node.op == "output":
+            continue
+        if is_late and first is not None:
+            first.prepend(node)
+        if node not in written:
+            early.add(node)
+
+
+def _may_write(node: fx.Node) -> bool:
+    is_operator = isinstance(node.target, torch._ops.OpOverload)
+    return _computes(node) or (is_operator and node.target._schema.is_mutable)  # type: ignore[union-attr]
+
+
+def _may_be_view(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
-        return node.target.overloadpacket is not torch.ops.aten.to
-    return _computes(node) or node.target in _VIEWS
+        return node.target.overloadpacket is not torch.ops.aten.to  # of which traces have only those that copy
+    return node.target in _VIEWS
+
+
+def _is_recordable(node: fx.Node) -> bool:
+    return node.op == "call_function" and (_computes(node) or _may_be_view(node))
 
 
 def _computes(node: fx.Node) -> bool:
@@ -147,12 +175,13 @@ class _Segment:
 
     def run(self, *given: Any) -> Sequence[Any]:
         """Return the graph's results: new tensors. given: its inputs after the constants."""
-        key = torch.get_num_threads(), *[_key(leaf) for leaf in _leaves(given)]
+        leaves = _leaves(given)
+        key = torch.get_num_threads(), *map(_key, leaves)
         replay = self._replays.get(key)
         if replay is not None and replay.is_checked:
             self._replays.move_to_end(key)
-            return replay.run(given)
-        replayed = None if replay is None else replay.run(given)
+            return replay.run(leaves)
+        replayed = None if replay is None else replay.run(leaves)
         if replay is None and self._can_record and self._count(key) >= self._uses_needed:
             self._record(key, given)
         results: Sequence[Any] = self._plain(*self._constants, *given)  # last, so what it writes to pages stays
@@ -216,9 +245,9 @@ class _Replay:
             self._results = _record_graph(graph, [*constants, *inputs], memory)
         self._kept = mode.made  # recorded calls point into it
 
-    def run(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Return new tensors."""
-        for static, tensor in zip(self._inputs, _tensors(given), strict=True):
+    def run(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return new tensors. leaves: of the inputs."""
+        for static, tensor in zip(self._inputs, [leaf for leaf in leaves if isinstance(leaf, Tensor)], strict=True):
             static.copy_(tensor)
         self._recording.replay()
         return [_map(Tensor.clone, result) for result in self._results]

@@ -1,12 +1,12 @@
 """Replays of native functions have the bits of the calls that they replace, whatever ran before them."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.functional import gelu
 
 from engine.kernels import native as elementwise
@@ -209,6 +209,31 @@ def test_a_run_in_which_torch_computes_is_not_replayed(
 
     call_often(mixed, [2, 1, 4] * 6)
     assert not replayed
+
+
+def turned(x: Tensor, angles: Tensor) -> Tensor:
+    return layers(layers(x) + angles.cos())
+
+
+def turned_twice(x: Tensor, angles: Tensor) -> Tensor:
+    first = turned(x, angles)
+    angles.view(-1).mul_(2)
+    return layers(first + angles.cos())
+
+
+@pytest.mark.parametrize(("function", "outside"), [(turned, 0), (turned_twice, 24)])
+def test_what_reads_inputs_alone_parts_no_run(function: Callable[..., Tensor], outside: int) -> None:
+    """Unless something writes to them."""
+    left: list[int] = []
+
+    def change(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> None:
+        replay.replay_native_run(graph, constants)
+        left.append(replay._count_calls(graph.nodes))
+
+    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(0))
+    traced = trace(function, *(Example([n], [x[:n].clone(), x[:n].clone()]) for n in (3, 5)), change=change)
+    assert left == [outside]
+    assert torch.equal(traced(2, x[:2].clone(), x[:2].clone()), function(x[:2].clone(), x[:2].clone()))
 
 
 def half(x: Tensor) -> Tensor:
