@@ -188,10 +188,9 @@ class ModelConfig(StrictModel):
 
     @property
     def unpacks(self) -> bool:
-        """Whether weights that are stored quantised are unpacked, because they will change or be split."""
+        """Whether weights that are stored quantised are unpacked, because they will change or are on several GPUs."""
         changes = self.quantization, self.adapter, self.adaptation
-        is_split = self.tensor_parallel > 1 or self.device == "balanced"
-        return is_split or any(change is not None for change in changes)
+        return self.device == "balanced" or any(change is not None for change in changes)
 
     _early_exits: tuple[int, ...] = PrivateAttr(())
 

@@ -89,8 +89,6 @@ def _activations(model: ModelConfig, models: Models) -> str | None:
     owner = model if model.colocated_with is None else models.get(model.colocated_with, model)
     if owner.num_gpus or model.device.startswith(("cuda", "balanced")):
         return f"only CPUs compute with {model.activations}; set num_gpus: 0"
-    if model.tensor_parallel > 1:
-        return "the layers of a tensor-parallel model are split, and not quantised; set tensor_parallel to 1"
     if model.adaptation is not None:
         return "the weights of a drafter that adapts are no integers; remove adaptation"
     if model.quantization == "nf4":

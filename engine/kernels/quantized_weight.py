@@ -96,6 +96,11 @@ class QuantizedWeight:
         )
         return own == others and _are_equal(self.order, other.order) and _are_equal(self.table, other.table)
 
+    def regrouped(self, factor: int) -> "QuantizedWeight":
+        """Return the same numbers in `factor` times as many groups, which it divides evenly."""
+        finer = partial(torch.repeat_interleave, repeats=factor, dim=-1)
+        return replace(self, scales=finer(self.scales), offsets=None if self.offsets is None else finer(self.offsets))
+
     def rows(self, rows: Tensor) -> "QuantizedWeight":
         """Return a matrix of some rows, or one for each expert. rows: [N] int64."""
         return self._changed(lambda tensor: tensor[..., rows, :])

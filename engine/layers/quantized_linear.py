@@ -97,6 +97,7 @@ class QuantizedEmbedding(QuantizedModule):
     def __init__(self, weight: QuantizedWeight, dtype: torch.dtype, factor: float = 1.0) -> None:
         """dtype: of the result. factor: multiplies the result, as in Gemma."""
         super().__init__()
+        self.num_embeddings = weight.shape[0]
         self._hold(weight, dtype)
         self.factor = factor
 

@@ -66,7 +66,7 @@ class ModelSpec:
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
     activations: Literal["int8"] | None = None  # what layers of integers round their inputs to, on a CPU
-    unpacked: bool = False  # unpack weights that are stored quantised, to train or replace them
+    unpacked: bool = False  # unpack weights that are stored quantised, to train, replace or split them
     deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
     kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
     kv_tokens: int | Literal["auto"] = "auto"  # that the KV cache holds; "auto": as many as fit
@@ -92,8 +92,7 @@ class ModelSpec:
     def keeps_integers(self) -> bool:
         """Whether weights that are stored quantised stay quantised."""
         changes = self.quantization is not None or self.adapter is not None or self.unpacked
-        is_on_one = self.device != "balanced" and self.tensor_parallel == 1
-        return is_on_one and not changes and computes_integers(self.devices[0])
+        return self.device != "balanced" and not changes and computes_integers(self.devices[0])
 
     @property
     def adapter_slots(self) -> int:
@@ -125,14 +124,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     config, skeleton = check_model(spec)
-    options: dict[str, Any] = {}
-    if spec.quantization is not None:
-        if getattr(config, "quantization_config", None) is not None:
-            raise ConfigError(f"models.{spec.name}.quantization: the checkpoint is quantised already; leave it out")
-        try:
-            options["quantization_config"] = quantization_config(spec.quantization, skeleton)
-        except ConfigError as error:
-            raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
+    options = quantization_options(spec, config, skeleton)
     with errors_of(spec):
         token_ids = load_draft_vocabulary(spec.path, config, spec.revision) if is_trimmed(config) else None
     model = _load_weights(spec, {} if spec.adapter is not None else options)
@@ -145,6 +137,18 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if token_ids is not None:
         DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
     return model
+
+
+def quantization_options(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel) -> dict[str, Any]:
+    """Return arguments of `from_pretrained` for `quantization`. Raises ConfigError if the model can't be quantised."""
+    if spec.quantization is None:
+        return {}
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(f"models.{spec.name}.quantization: the checkpoint is quantised already; leave it out")
+    try:
+        return {"quantization_config": quantization_config(spec.quantization, skeleton)}
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
 
 
 def save_rounded(model: PreTrainedModel, path: str, folder: Path) -> None:
@@ -204,13 +208,13 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
 
 
 def _check_changes(spec: ModelSpec, config: PretrainedConfig) -> None:
-    """Raise ConfigError if weights that `consort quantize` rounded would be changed or split."""
-    changes = spec.adapter is not None or spec.unpacked or spec.tensor_parallel > 1
+    """Raise ConfigError if weights that `consort quantize` rounded would be unpacked."""
+    changes = spec.adapter is not None or spec.unpacked
     settings = getattr(config, "quantization_config", None)
     if changes and isinstance(settings, dict) and settings.get("quant_method") == METHOD:
         raise ConfigError(
-            "its weights were rounded by `consort quantize`, so they can't be trained, split over devices or merged "
-            "with an adapter; use the original model"
+            "its weights were rounded by `consort quantize`, and can't be unpacked, as to be trained, merged with an "
+            "adapter or split as transformers does; use the original model"
         )
 
 
@@ -261,11 +265,11 @@ def check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrained
     dtype = _dtype(spec, config)
     if is_gguf(spec.path) and spec.keeps_integers:
         needed = read_stored_bytes(spec.path, str(dtype).removeprefix("torch."))
-        memory_budget.check_weights(spec.name, needed, {}, room=room)
+        memory_budget.check_weights(spec.name, needed // spec.tensor_parallel, {}, room=room)
         return
     needed = weight_bytes(skeleton, dtype, spec.quantization)
     smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None)} if dtype.itemsize > 2 else {}
-    kinds: tuple[Quantization, ...] = ("int8", "int4") if spec.tensor_parallel == 1 else ()
+    kinds: tuple[Quantization, ...] = () if spec.unpacked else ("int8", "int4")
     smaller |= {f"quantization: {kind}": weight_bytes(skeleton, dtype, kind) for kind in kinds}
     parts = {change: needed // spec.tensor_parallel for change, needed in smaller.items()}
     memory_budget.check_weights(spec.name, needed // spec.tensor_parallel, parts, room=room)
@@ -335,7 +339,8 @@ def _quantized_source(spec: ModelSpec, config: PretrainedConfig, reader: Reader)
     config.quantization_config = None
     skeleton = make_skeleton(spec, config)
     keeps, dtype = spec.keeps_integers, _dtype(spec, config)
-    stored = open_checkpoint(spec.path, spec.revision, reader, skeleton, dtype, keeps_integers=keeps)
+    ranks = spec.tensor_parallel
+    stored = open_checkpoint(spec.path, spec.revision, reader, skeleton, dtype, keeps_integers=keeps, ranks=ranks)
     quantizer = IntegerConfig(layers=stored.layers) if stored.layers else None
     return {"pretrained_model_name_or_path": None, "state_dict": stored.tensors, "quantization_config": quantizer}
 

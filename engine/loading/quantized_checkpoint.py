@@ -60,7 +60,9 @@ class _Lazy:
         return self._shape
 
     def __getitem__(self, index: Any) -> Tensor:
-        return self._make()[index]
+        whole = self._make()
+        part = whole[index]
+        return part.clone() if part.nbytes < whole.nbytes else part  # does not keep the rest
 
 
 class _Weight:
@@ -89,10 +91,12 @@ def open_checkpoint(
     dtype: torch.dtype,
     *,
     keeps_integers: bool = True,
+    ranks: int = 1,
 ) -> QuantizedCheckpoint:
     """Open the quantised checkpoint of a folder or of a repository on the Hub.
 
     skeleton: its model on the meta device. dtype: of plain weights. keeps_integers: False: all become plain.
+    ranks: that each have a part of every layer.
 
     Raises:
         OSError: it has no file of safetensors.
@@ -110,7 +114,8 @@ def open_checkpoint(
     if not keeps_integers:
         kept = kept._replace(layers={}, weights=set())
     tensors: dict[str, Any] = {}
-    for name, matrix in kept.layers.items():
+    layers = {name: matrix.regrouped(ranks) for name, matrix in kept.layers.items()}
+    for name, matrix in layers.items():
         tensors |= _Weight(matrix).parts(name)
     for weight, parts in sources.items():
         if weight not in stored:
@@ -121,8 +126,8 @@ def open_checkpoint(
             tensors[weight] = _plain(stored[weight], dtype, is_turned=weight in kept.turned)
         if weight in stored and "bias" in parts:
             tensors[names[weight]["bias"]] = parts["bias"]
-    layers = {name.removesuffix(".weight"): matrix.like for name, matrix in kept.layers.items()}
-    return QuantizedCheckpoint(tensors, layers)
+    likes = {name.removesuffix(".weight"): matrix.like for name, matrix in layers.items()}
+    return QuantizedCheckpoint(tensors, likes)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from engine.kernels.quantized_weight import QuantizedWeight, pack_codes
 Parts = Mapping[str, Any]  # what a module has in the files, by the last part of its name: slices of safetensors
 _WORD = 32  # bits
 _BITS = (4, 8)
+_LEAST_GROUP = 16  # inputs, for kernels of all devices
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])  # the numbers of MXFP4's codes …
 _POWERS = torch.tensor([2.0**exponent for exponent in range(-127, 128)] + [torch.nan])  # … and of its scales
 _AWQ_COLUMNS = 0, 4, 1, 5, 2, 6, 3, 7  # where in a word the next column's code is
@@ -32,6 +33,13 @@ class StoredWeight:
     like: QuantizedWeight
     read: Callable[[], QuantizedWeight]
     is_turned: bool = False  # the model's parameter is its transpose
+
+    def regrouped(self, ranks: int) -> "StoredWeight":
+        """Return the same numbers in groups that ranks can share evenly, if these don't become too small for it."""
+        factor = ranks // gcd(ranks, self.like.scales.shape[-1])
+        if factor == 1 or self.like.group % (factor * _LEAST_GROUP):
+            return self
+        return replace(self, like=self.like.regrouped(factor), read=lambda: self.read().regrouped(factor))
 
 
 Reader = Callable[[Parts], StoredWeight | None]  # None: the module is not quantised

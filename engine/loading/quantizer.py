@@ -29,6 +29,7 @@ from engine.layers.latent import PROJECTION
 from engine.layers.linear import uncalled_layers
 from engine.layers.quantized_experts import QuantizedExperts, expert_matrices, part_name
 from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, QuantizedModule
+from engine.layers.sharded import keep_parts, plan_parts
 
 METHOD = "consort"  # in a checkpoint's configuration
 _SCALES = ".scales", "_scales"  # end names of a layer's, and of those of experts
@@ -168,6 +169,7 @@ class IntegerQuantizer(HfQuantizer):
                 parts |= {_part(name, part): _part(source, part) for part in weight.parts() if part != "weight"}
         model.all_tied_weights_keys |= parts
         model._tied_weights_keys = {**(model._tied_weights_keys or {}), **parts}
+        plan_parts(model, weights)
         for name, weight in weights.items():
             _replace(model, name, weight, self._dtype).make_parameters()
         for fresh in experts:
@@ -175,6 +177,7 @@ class IntegerQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
         self.quantization_config.layers = None
+        keep_parts(model)
         for module in model.modules():
             if isinstance(module, QuantizedModule | QuantizedExperts):
                 module.make_buffers()

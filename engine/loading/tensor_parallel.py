@@ -1,12 +1,14 @@
 """Tensor parallelism: a group of processes, each with a part of every layer, runs one model step by step.
 
-Rank 0 runs the loop. It broadcasts each call to its runner and its cache, and the other ranks repeat it. transformers
-splits the layers and sums their results (`tp_plan`, torch.distributed).
+Rank 0 runs the loop. It broadcasts each call to its runner and its cache, and the other ranks repeat it. Layers are
+split by transformers' plan (`tp_plan`). Our own compute the parts (engine/layers/sharded.py), or, where the plan splits
+more than linear layers and embeddings, transformers does, with unpacked weights.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import torch
@@ -17,7 +19,17 @@ from transformers import PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from decoding.errors import ConfigError, UnavailableError
-from engine.loading.checkpoint import ModelSpec, check_memory, errors_of, load_config, make_skeleton, read_weights
+from engine.layers.faster_layers import use_faster_layers
+from engine.layers.sharded import can_take_parts, exchange_results, take_parts
+from engine.loading.checkpoint import (
+    ModelSpec,
+    check_memory,
+    errors_of,
+    load_config,
+    make_skeleton,
+    quantization_options,
+    read_weights,
+)
 from engine.loading.memory_budget import (
     Bytes,
     choose_slots,
@@ -25,8 +37,10 @@ from engine.loading.memory_budget import (
     fit_pages,
     room_for_pages,
     room_for_weights,
+    tied_output_bytes,
     weights_on_devices,
 )
+from engine.loading.quantization import round_activations
 from engine.loading.settings import context_length, is_trimmed
 from engine.loading.supported import try_out
 from engine.model.kv_pages import KVPages
@@ -119,10 +133,7 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
         ConfigError: the model can't be loaded, served or split, or needs more memory than there is, or a setting does
             not work with tensor_parallel.
     """
-    for field, usual in (
-        *(("quantization", None), ("activations", None), ("adapter", None), ("adapters", {})),
-        *(("adapters_at_run_time", 0), ("kv_dtype", "auto")),
-    ):
+    for field, usual in (("adapter", None), ("adapters", {}), ("adapters_at_run_time", 0), ("kv_dtype", "auto")):
         if getattr(spec, field) != usual:
             raise ConfigError(f"models.{spec.name}.{field}: does not go together with tensor_parallel; leave it out")
     if spec.threads is not None:
@@ -134,14 +145,24 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     skeleton = make_skeleton(spec, config)
     if carries_known_states(skeleton):
         raise ConfigError(f"models.{spec.name}.tensor_parallel: layers that carry a state run on one device")
+    on_own_layers = can_take_parts(skeleton)
+    if not on_own_layers:
+        if spec.quantization is not None:
+            raise ConfigError(
+                f"models.{spec.name}.quantization: {type(skeleton).__name__} is split over devices with unpacked "
+                "weights only; leave it out, or set tensor_parallel to 1"
+            )
+        spec = replace(spec, unpacked=True)
+        load_config(spec)  # raises an error if that does not go together
     check_memory(spec, config, skeleton, room=least)
-    model = load_shard(spec, group)
+    model = load_shard(spec, group, **quantization_options(spec, config, skeleton))
+    weights = _use_own_layers(spec, model) if on_own_layers else weights_on_devices(model)
     size: dict[str, int] = {
         "slots": choose_slots(spec.slots, model.device),
         "max_length": context_length(model.config, spec.max_length),
         "max_query": max(spec.prefill_chunk, 64),
     }
-    column, room = _memory(spec, model, group)
+    column, room = _memory(spec, model, weights, group)
     pages = fit_pages(spec.name, spec.kv_tokens, column=column, room=room, **size)
     if group.rank.rank == 0:
         return ShardedRunner(model, group, **size, pages=pages)
@@ -150,11 +171,22 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     return runner
 
 
-def _memory(spec: ModelSpec, model: PreTrainedModel, group: TensorParallelGroup) -> tuple[Bytes, Bytes]:
+def _use_own_layers(spec: ModelSpec, model: PreTrainedModel) -> Bytes:
+    """Let our layers compute this rank's part of a model; return the bytes of its weights."""
+    exchanges = take_parts(model)
+    weights, tied = weights_on_devices(model), tied_output_bytes(model)
+    if spec.activations is not None:
+        round_activations(spec.name, model)
+    use_faster_layers(model, deterministic=spec.deterministic)
+    exchange_results(model, exchanges)
+    return {device: size + tied.get(device, 0) for device, size in weights.items()}
+
+
+def _memory(spec: ModelSpec, model: PreTrainedModel, weights: Bytes, group: TensorParallelGroup) -> tuple[Bytes, Bytes]:
     """Return the bytes of a token's keys and values here, and those of as many tokens as every rank has room for."""
     with errors_of(spec):
         column = column_bytes(try_out(model))
-    room = room_for_pages(column, weights_on_devices(model), spec.memory_bytes)
+    room = room_for_pages(column, weights, spec.memory_bytes)
     tokens = group.least(min(room[device] // size for device, size in column.items()))
     return column, {device: tokens * size for device, size in column.items()}
 
@@ -166,15 +198,15 @@ def follow_in_group(spec: ModelSpec, rank: Rank) -> None:
     group.close()
 
 
-def load_shard(spec: ModelSpec, group: TensorParallelGroup) -> PreTrainedModel:
-    """Load this rank's part of a model.
+def load_shard(spec: ModelSpec, group: TensorParallelGroup, **options: Any) -> PreTrainedModel:
+    """Load this rank's part of a model, split by transformers. options: for `from_pretrained`.
 
     Raises:
         ConfigError: it can't be loaded, lacks weights or has no tensor-parallel plan, or its heads can't be divided
             evenly among the ranks.
     """
     plan = DistributedConfig(tp_size=group.rank.size, tp_plan="auto")
-    model = read_weights(spec, distributed_config=plan)
+    model = read_weights(spec, distributed_config=plan, **options)
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % group.rank.size:

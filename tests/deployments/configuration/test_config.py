@@ -123,7 +123,6 @@ def test_what_a_colocated_drafter_can_not_have(changes: dict[str, object], messa
     [
         ({"num_gpus": 1}, "only CPUs compute with int8; set num_gpus: 0, or remove the key"),
         ({"device": "cuda"}, "only CPUs compute with int8"),
-        ({"tensor_parallel": 2, "num_cpus": 1}, "layers of a tensor-parallel model are split, and not quantised"),
         ({"adaptation": {}}, "weights of a drafter that adapts are no integers; remove adaptation"),
         ({"quantization": "nf4"}, "weights stored as nf4 are no integers; set quantization to int4 or int8"),
     ],

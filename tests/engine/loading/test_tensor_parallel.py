@@ -2,6 +2,7 @@
 
 import multiprocessing
 import socket
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,17 @@ from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.runners import load_runner
 from engine.loading.tensor_parallel import Rank, TensorParallelGroup, follow, load_sharded_runner
 from engine.model.runner import Runner
 from tests.support.models import let_llama_count_positions, tiny_model
 
 SIZE: dict[str, Any] = {"slots": 3, "max_length": 96, "max_query": 64}
-TARGET, DRAFTER = "models/target", "models/drafter"
+DRAFTER = "models/drafter"
+PLAIN = ModelSpec(
+    name="m", path="models/target", dtype="float32", device="cpu", threads=1, slots=3, max_length=96, prefill_chunk=64
+)
+QUANTIZED = replace(PLAIN, quantization="int4")
 
 
 def requests() -> list[Request]:
@@ -55,17 +61,14 @@ def take_part(rank: int, ports: dict[Role, int], result: Connection | None) -> N
 
 
 def run_rank(role: Role, rank: int, port: int, result: Connection | None) -> None:
-    spec = ModelSpec(
-        name="m", path=TARGET, dtype="float32", device="cpu", threads=1, slots=3, max_length=96, prefill_chunk=64
-    )
     group = TensorParallelGroup(Rank(rank, 2, "127.0.0.1", port))
-    runner = load_sharded_runner(spec, group)
+    runner = load_sharded_runner(replace(QUANTIZED if role == "target" else PLAIN, tensor_parallel=2), group)
     runner.use_graphs(capture=lambda run: run)  # a runner on a GPU does this by itself
     assert runner.recorder is None
     if result is None:
         follow(runner, group)
     else:
-        pair = (runner, whole(DRAFTER)) if role == "target" else (whole(TARGET), runner)
+        pair = (runner, whole(DRAFTER)) if role == "target" else (load_runner(QUANTIZED), runner)
         result.send((*answers(*pair), next(tuple(keys.shape) for keys, _ in runner.cache.layers.values())))
     group.close()
 
@@ -79,7 +82,7 @@ def test_two_processes_write_what_one_writes() -> None:
     processes = [context.Process(target=take_part, args=(rank, ports, (sender, None)[rank])) for rank in range(2)]
     for process in processes:
         process.start()
-    expected, _ = answers(whole(TARGET), whole(DRAFTER))
+    expected, _ = answers(load_runner(QUANTIZED), whole(DRAFTER))
     for _ in ports:
         actual, drafter_steps, shape = receiver.recv()
         assert actual == expected
