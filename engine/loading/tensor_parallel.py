@@ -8,14 +8,13 @@ more than linear layers and embeddings, transformers does, with unpacked weights
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from decoding.errors import ConfigError, UnavailableError
@@ -145,6 +144,7 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     skeleton = make_skeleton(spec, config)
     if carries_known_states(skeleton):
         raise ConfigError(f"models.{spec.name}.tensor_parallel: layers that carry a state run on one device")
+    _check_heads(spec, config, group.rank.size)
     on_own_layers = can_take_parts(skeleton)
     if not on_own_layers:
         if spec.quantization is not None:
@@ -155,7 +155,8 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
         spec = replace(spec, unpacked=True)
         load_config(spec)  # raises an error if that does not go together
     check_memory(spec, config, skeleton, room=least)
-    model = load_shard(spec, group, **quantization_options(spec, config, skeleton))
+    plan = DistributedConfig(tp_size=group.rank.size, tp_plan="auto")
+    model = read_weights(spec, distributed_config=plan, **quantization_options(spec, config, skeleton))
     weights = _use_own_layers(spec, model) if on_own_layers else weights_on_devices(model)
     size: dict[str, int] = {
         "slots": choose_slots(spec.slots, model.device),
@@ -169,6 +170,17 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     runner = Runner(model, **size, lora=None)
     runner.use_cache(_FollowingCache(slots=size["slots"], capacity=runner.cache.capacity, pages=pages))
     return runner
+
+
+def _check_heads(spec: ModelSpec, config: PretrainedConfig, ranks: int) -> None:
+    text = config.get_text_config(decoder=True)
+    heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if heads % ranks:
+        fitting = max(count for count in range(1, ranks) if heads % count == 0)
+        raise ConfigError(
+            f"models.{spec.name}.tensor_parallel: {spec.path!r} has {heads} key-value heads, which {ranks} devices "
+            f"can't share evenly; set it to {fitting}"
+        )
 
 
 def _use_own_layers(spec: ModelSpec, model: PreTrainedModel) -> Bytes:
@@ -196,24 +208,6 @@ def follow_in_group(spec: ModelSpec, rank: Rank) -> None:
     group = TensorParallelGroup(rank)
     follow(load_sharded_runner(spec, group), group)
     group.close()
-
-
-def load_shard(spec: ModelSpec, group: TensorParallelGroup, **options: Any) -> PreTrainedModel:
-    """Load this rank's part of a model, split by transformers. options: for `from_pretrained`.
-
-    Raises:
-        ConfigError: it can't be loaded, lacks weights or has no tensor-parallel plan, or its heads can't be divided
-            evenly among the ranks.
-    """
-    plan = DistributedConfig(tp_size=group.rank.size, tp_plan="auto")
-    model = read_weights(spec, distributed_config=plan, **options)
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % group.rank.size:
-        raise ConfigError(
-            f"{spec.path!r} has {heads} key-value heads, which {group.rank.size} devices can't share evenly"
-        )
-    return model
 
 
 class ShardedRunner(Runner):

@@ -31,7 +31,7 @@ from tests.support.quantized_files import Kind, gptq, integers, save_quantized
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,  # which ranks can't share evenly
     "hidden_size": 128,
-    "intermediate_size": 192,
+    "intermediate_size": 256,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -78,6 +78,7 @@ def checkpoints(folder: Path) -> dict[str, ModelSpec]:
         **{name: spec(folder / name) for name in stored},
         "biased": spec(folder / "biased", quantization="int4"),
         "joined": spec(folder / "joined", quantization="int8"),
+        "normal floats": spec(folder / "biased", quantization="nf4"),
         "plain": spec(folder / "joined"),
         "half": spec(folder / "biased", quantization="int4", dtype="bfloat16"),
     }
@@ -173,8 +174,8 @@ def test_each_rank_holds_its_share_and_the_text_is_that_of_one_process(
 
 
 def refusal(own: ModelSpec) -> str:
-    """Return why a group of three refuses a model, which it must before it reads a weight."""
-    group: Any = mock.Mock(rank=Rank(0, 3, "127.0.0.1", 0), least=lambda value: value)
+    """Return why a group refuses a model, which it must before it reads a weight."""
+    group: Any = mock.Mock(rank=Rank(0, own.tensor_parallel, "127.0.0.1", 0), least=lambda value: value)
     model = "transformers.modeling_utils.PreTrainedModel."
     with (
         mock.patch(f"{model}_load_pretrained_model", side_effect=AssertionError),
@@ -203,5 +204,5 @@ def test_groups_that_devices_cannot_share_are_refused_by_name(kind: Kind | None,
 
 def test_models_that_transformers_alone_can_split_are_not_quantised(tmp_path: Path) -> None:
     tiny_model("mixtral").save_pretrained(tmp_path)
-    message = refusal(spec(tmp_path, tensor_parallel=3, quantization="int4"))
+    message = refusal(spec(tmp_path, tensor_parallel=2, quantization="int4"))
     assert message.startswith("models.m.quantization: MixtralForCausalLM is split over devices with unpacked weights")

@@ -128,11 +128,17 @@ def test_each_device_needs_room_for_its_part_of_the_weights(tmp_path: Path) -> N
     model = tiny_model("llama")
     model.save_pretrained(tmp_path)
     part = sum(parameter.nbytes for parameter in model.parameters()) // 2
-    group, load = group_of(2), "engine.loading.tensor_parallel.load_shard"
+    group, load = group_of(2), "engine.loading.tensor_parallel.read_weights"
     with pytest.raises(ConfigError, match=r"models\.m: the weights need .*: dtype: bfloat16 would need"):
         load_sharded_runner(spec(tmp_path, memory_bytes=part - 1, tensor_parallel=2), group)
     with mock.patch(load, side_effect=InterruptedError), pytest.raises(InterruptedError):
         load_sharded_runner(spec(tmp_path, memory_bytes=part, tensor_parallel=2), group)
+
+
+def test_heads_that_devices_cannot_share_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    tiny_model("llama").config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"models\.m\.tensor_parallel: .* has 4 key-value heads, .* set it to 2"):
+        load_sharded_runner(spec(tmp_path), group_of(3))
 
 
 def test_pickled_weights_are_loaded_only_on_request(tmp_path: Path) -> None:
