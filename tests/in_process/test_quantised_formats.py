@@ -71,7 +71,7 @@ def save(name: str, folder: Path) -> tuple[ModelSpec, PreTrainedModel]:
 @torch.no_grad()
 def write(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     plain: Any = model
-    options: dict[str, Any] = {"max_new_tokens": LENGTH, "min_new_tokens": LENGTH, "pad_token_id": 0}
+    options: dict[str, Any] = {"max_new_tokens": LENGTH, "eos_token_id": None, "pad_token_id": 0}
     text: Tensor = plain.generate(torch.tensor([prompt]), do_sample=False, **options)
     return text[0, len(prompt) :].tolist()
 
@@ -95,7 +95,7 @@ def answers(runner: Runner, groups: Sequence[Sequence[Request]]) -> list[list[in
 
 
 def requests(endpoint: Endpoint, prompts: Sequence[list[int]], temperature: float) -> list[Request]:
-    params = SamplingParams(temperature=temperature, max_tokens=LENGTH, min_tokens=LENGTH)
+    params = SamplingParams(temperature=temperature, max_tokens=LENGTH)
     return [Request(endpoint, prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
 
 
