@@ -24,6 +24,7 @@ from engine.loading.token_mappings import load_draft_mappings, load_logits_mappi
 from engine.loading.tokenizers import structure_tokenizer
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from engine.model.thread_choice import few_threads
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
 _POLL_S = 0.05
@@ -71,12 +72,13 @@ def load_replica(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
     drafter: Runner | None
     heads: HeadProposer | None = None
     caches = 2 if spec.role == "both" else 1
+    later = spec.role == "target"
     if spec.heads is not None:
-        runner, drafter, heads = load_with_heads(model, spec.heads, colocated, caches=caches)
+        runner, drafter, heads = load_with_heads(model, spec.heads, colocated, caches=caches, practises_later=later)
     elif colocated is not None and spec.rank is None:
-        runner, drafter = load_pair(model, colocated)
+        runner, drafter = load_pair(model, colocated, practises_later=later)
     else:
-        runner = load_runner(model, spec.rank, caches=caches)
+        runner = load_runner(model, spec.rank, caches=caches, practises_later=later)
         drafter = None if colocated is None else load_runner(colocated)
     options = LoopOptions(
         prefill_chunk=model.prefill_chunk,
@@ -165,7 +167,8 @@ def _estimate_prefill(runner: Runner, tokens: int) -> float:
     parts = _PREFILL_PARTS if runner.device.type == "cpu" else 1
     began_s = time.perf_counter()
     row = RowInput(slot=0, start=0, tokens=[0] * -(-tokens // parts), wanted=1)
-    runner.logits([row]).argmax(dim=-1).tolist()
+    with few_threads(runner.model):
+        runner.logits([row]).argmax(dim=-1).tolist()
     seconds = parts * (time.perf_counter() - began_s)
     runner.cache.clear_all()
     return seconds

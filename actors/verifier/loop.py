@@ -28,6 +28,7 @@ from actors.verifier.inbox import TargetInbox
 from actors.verifier.judge import Committer, judge
 from actors.verifier.leader import EnsembleLeader
 from actors.verifier.policy import SpeculationPolicy
+from actors.verifier.practice import Practice
 from actors.verifier.proposers import AttachedDrafters, Proposer, TextLookup
 from actors.verifier.rows import TargetRow, TargetRows, Verification
 from actors.wire.link import Link
@@ -64,6 +65,7 @@ class Target:
         self._proposers: list[Proposer] = [each for each in possible if each is not None]
         alternating = self._colocated_drafter is not None
         self._policy = SpeculationPolicy(runner, self._proposers, adaptive=options.adaptive, alternating=alternating)
+        self._practice = Practice(runner, self._policy.take_cost)
         self._rows.drafting = self._policy.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
@@ -107,6 +109,7 @@ class Target:
         self._scheduler.run(self._step, self._scheduler.schedule(self._due_rows(self._wait_s())))
         self._mailbox.close_turn()
         self._read_beside()
+        self._counted_until_s += self._practice.turn(busy=bool(len(self._rows)))
 
     def _receive(self) -> None:
         """Receive, and wait if there is nothing to compute. That counts as time of a step if rows are being decoded."""
@@ -329,7 +332,8 @@ class Target:
         if self._weights.is_due:
             return 0.0
         if not len(self._rows):
-            return PREPARING_S if self._rows.is_preparing else REPORT_PERIOD_S
+            is_idle = self._practice.is_over and not self._rows.is_preparing
+            return REPORT_PERIOD_S if is_idle else PREPARING_S
         if self._rows.blendable or (self._reader is not None and self._reader.reading):
             return 0.0
         wait_s = self._wait_s()

@@ -12,7 +12,7 @@ from actors.loops.row import RowKey
 from actors.verifier.proposers import Delay, Proposer, ProposerChoice
 from actors.verifier.rows import TargetRow, Verification
 from actors.verifier.speculation_trial import SpeculationTrial
-from actors.verifier.step_cost import measure_step_cost
+from actors.verifier.step_cost import StepCost, measure_step_cost
 from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
 from decoding.drafts.verification import Verdict
@@ -47,8 +47,10 @@ class SpeculationPolicy:
         self._round_cost_s = deepcopy(self._step_cost_s)  # of ensembles: until the last reply
         # Measured while drafters rest: steps, by whether they are rounds of ensembles, and prefill chunks.
         self._plain_cost_s = {leading: deepcopy(self._step_cost_s) for leading in (False, True)}
-        first_cost_s = deepcopy(self._step_cost_s)  # never corrected, so that times of two sizes can be compared
+        first_cost_s = deepcopy(self._step_cost_s)  # not corrected by steps, so that times of two sizes can be compared
         self._prefill_cost_s = deepcopy(self._step_cost_s)
+        steps = self._step_cost_s, self._round_cost_s, self._prefill_cost_s
+        self._costs_s = *steps, *self._plain_cost_s.values(), first_cost_s
         # Since the last step: seconds of prefill, a drafter's too; those expected; and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
@@ -60,6 +62,11 @@ class SpeculationPolicy:
         self.active_rows = 1  # that write texts; includes rows in prefill, which will run soon
         self._latency_token_s: float | None = None  # of a draft token that a row waits for
         self._delay: Delay | None = None  # of a step by its drafts
+
+    def take_cost(self, step_cost: StepCost) -> None:
+        """Go on from better measurements than the first."""
+        for cost in self._costs_s:
+            cost.replace(step_cost)
 
     @property
     def acceptance(self) -> float:

@@ -1,18 +1,21 @@
 """The cost of a target step by its number of tokens: measured at the start, then corrected by each step."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from copy import deepcopy
 from itertools import pairwise
 
 from engine.model.cuda import StepTimer
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from engine.model.thread_choice import few_threads
 
 _SMOOTHING = 0.1  # weight of the newest step
 _RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean …
 _FOLLOWING = 0.03  # … and, without a step of their own for so long, that of a step so many times as large or small
 _ALIKE, _RECENT_STEPS = 4, 32
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
+_FIRST_SIZES = (1, 9, 33)  # of a runner that is measured while its first requests run
 _RECORDED_TOKENS = 9  # steps of up to so many are recorded first, as those of usual sizes are later
 _ROUNDS = 8
 _LEAST_TOKENS, _LONG_S = 17, 0.1  # of a step from which the time of larger ones may be extrapolated
@@ -45,6 +48,10 @@ class StepCost:
         self._current = self._seconds
         self._factor = 1.0  # running mean over all steps
         self._notes, self._noted = 0, [-_RECENT_STEPS] * len(self._sizes)  # steps, and when each size had one last
+
+    def replace(self, other: "StepCost") -> None:
+        """Forget what was measured, and take over what another knows."""
+        vars(self).update(vars(deepcopy(other)))
 
     def note(self, tokens: int, seconds: float) -> None:
         tokens = self._pad(tokens)
@@ -89,29 +96,52 @@ def _are_alike(size: int, other: int) -> bool:
 
 
 def measure_step_cost(runner: Runner) -> StepCost:
-    """Time steps of a few sizes on an idle runner, which also warms it up.
+    """Time steps of a few sizes on an idle runner, which also warms it up: roughly, if it practises later."""
+    if runner.practises_later:
+        sizes = [size for size in _FIRST_SIZES if size <= runner.max_query]
+        with few_threads(runner.model):
+            cost = StepCost(sizes, [_time_step(runner, tokens, 0) for tokens in sizes])
+    else:
+        cost = _result(step_cost_in_parts(runner, 0))
+    runner.cache.clear_all()
+    return cost
+
+
+def _result(parts: Generator[None, None, StepCost]) -> StepCost:
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            cost: StepCost = end.value
+            return cost
+
+
+def step_cost_in_parts(runner: Runner, slot: int) -> Generator[None, None, StepCost]:
+    """Time steps of a few sizes, in parts. slot: a free one, which is overwritten.
 
     The minimum of several rounds counts, because other replicas may be starting on the same machine. A small size whose
     best two times differ takes part in more, long steps in few, where noise matters less. Once a step is long and its
     time proportional to its tokens, larger ones are not measured: their time is proportional, too.
     """
     sizes = [size for size in runner.padded_sizes or _MEASURED_SIZES if size <= runner.max_query]
-    runner.logits([RowInput(slot=0, start=0, tokens=[0])])
+    runner.logits([RowInput(slot=slot, start=0, tokens=[0])])
     for tokens in sizes:
         if tokens <= _RECORDED_TOKENS:
-            runner.record(tokens)
+            runner.record(tokens, slot)
+            yield
     seconds: list[float] = []
     while len(seconds) < len(sizes) and not _is_proportional(sizes, seconds):
         tokens = sizes[len(seconds)]
-        seconds.append(_time_step(runner, tokens))
+        seconds.append(_time_step(runner, tokens, slot))
         if _is_proportional(sizes, seconds):  # or something else was running
-            seconds[-1] = min(seconds[-1], _time_step(runner, tokens))
+            seconds[-1] = min(seconds[-1], _time_step(runner, tokens, slot))
+        yield
     times = [[step_s] for step_s in seconds]
     for _ in range(_DOUBTING * _ROUNDS - 1):
         for tokens, own in zip(sizes, times, strict=False):
             if _is_in_doubt(tokens, own):
-                own.append(_time_step(runner, tokens))
-    runner.cache.clear_all()
+                own.append(_time_step(runner, tokens, slot))
+                yield
     return StepCost(sizes[: len(times)], [*map(min, times)], runner.padded_sizes)
 
 
@@ -131,9 +161,9 @@ def _is_proportional(sizes: Sequence[int], seconds: Sequence[float]) -> bool:
     return seconds[last] * sizes[last - 1] > _PROPORTIONAL * seconds[last - 1] * sizes[last]
 
 
-def _time_step(runner: Runner, tokens: int) -> float:
+def _time_step(runner: Runner, tokens: int, slot: int) -> float:
     timer = StepTimer(runner.device)
-    best = runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1)
+    best = runner.logits([RowInput(slot=slot, start=0, tokens=[0] * tokens)]).argmax(dim=-1)
     timer.stop()
     best.tolist()
     return timer.seconds()

@@ -35,12 +35,18 @@ from engine.loading.tensor_parallel import Rank, TensorParallelGroup, load_shard
 from engine.model.cuda_graphs import graph_bytes
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
+from engine.model.thread_choice import few_threads
 
 _SMALL_BYTES = 2**20  # of norms and biases
 
 
 def load_runner(
-    spec: ModelSpec, rank: Rank | None = None, *, caches: int = 1, hidden_layers: Sequence[int] = ()
+    spec: ModelSpec,
+    rank: Rank | None = None,
+    *,
+    caches: int = 1,
+    hidden_layers: Sequence[int] = (),
+    practises_later: bool = False,
 ) -> Runner:
     """Load a model, allocate its KV cache, and take the first step, which is slow.
 
@@ -48,6 +54,7 @@ def load_runner(
         rank: this process's rank, if a tensor-parallel group runs the model.
         caches: that the model will have: two if a shared-weight copy of it drafts.
         hidden_layers: after how many layers it keeps hidden states, if after any.
+        practises_later: the caller runs `Runner.practice`, unless the runner says that it has.
 
     Raises:
         ConfigError: the model can't be loaded or served, or it or its cache does not fit into memory.
@@ -55,13 +62,18 @@ def load_runner(
     if rank is not None:
         return load_sharded_runner(spec, TensorParallelGroup(rank))
     loaded = _load(spec)._replace(hidden_layers=hidden_layers)
-    return _allocate([loaded], caches=caches)[0]
+    return _allocate([loaded], caches=caches, practises_later=practises_later)[0]
 
 
 def load_with_heads(
-    spec: ModelSpec, heads: HeadsSpec, drafter: ModelSpec | None = None, *, caches: int = 1
+    spec: ModelSpec,
+    heads: HeadsSpec,
+    drafter: ModelSpec | None = None,
+    *,
+    caches: int = 1,
+    practises_later: bool = False,
 ) -> tuple[Runner, Runner | None, HeadProposer]:
-    """Load a target, heads on its hidden states, and the drafter on its device, if any. Errors as in `load_runner`.
+    """Load a target, heads on its hidden states, and the drafter on its device, if any. All else as in `load_runner`.
 
     Raises:
         ConfigError: in addition, the heads can't be loaded, or don't know what the target writes.
@@ -69,16 +81,17 @@ def load_with_heads(
     loaded = _load(spec, heads)
     assert loaded.heads is not None
     drafters = [] if drafter is None else [_load(drafter)]
-    runner, *others = _allocate([loaded, *drafters], caches=caches)
-    proposer = loaded.heads.proposer(runner)
+    runner, *others = _allocate([loaded, *drafters], caches=caches, practises_later=practises_later)
+    with few_threads(runner.model):
+        proposer = loaded.heads.proposer(runner)
     if proposer.lora is not None:
         _load_adapters(proposer.lora, {(slot, f"{heads.name}.adapters"): path for slot, path in heads.adapters.items()})
     return runner, others[0] if others else None, proposer
 
 
-def load_pair(spec: ModelSpec, drafter: ModelSpec) -> tuple[Runner, Runner]:
-    """Load a target and the drafter on its device, with as many slots and pages each. Errors as in `load_runner`."""
-    target_runner, drafter_runner = _allocate([_load(spec), _load(drafter)])
+def load_pair(spec: ModelSpec, drafter: ModelSpec, *, practises_later: bool = False) -> tuple[Runner, Runner]:
+    """Load a target and the drafter on its device, with as many slots and pages each. All else as in `load_runner`."""
+    target_runner, drafter_runner = _allocate([_load(spec), _load(drafter)], practises_later=practises_later)
     return target_runner, drafter_runner
 
 
@@ -110,14 +123,15 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     if spec.adapter_slots:
         lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=spec.deterministic)
     stages.info("packing the layers of %s", spec.name)
-    use_faster_layers(model, deterministic=spec.deterministic, lora=lora)
+    with few_threads(model):
+        use_faster_layers(model, deterministic=spec.deterministic, lora=lora)
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         weights = _sum([weights, tied])
     if lora is not None:
         names = enumerate(spec.adapters.items(), 1)
         _load_adapters(lora, {(slot, f"models.{spec.name}.adapters.{name}"): path for slot, (name, path) in names})
         weights = _sum([weights, lora.nbytes])
-    with errors_of(spec):
+    with errors_of(spec), few_threads(model):
         tried = try_out(model)
     column: Bytes = column_bytes(tried, spec.kv_torch_dtype)
     state: Bytes = state_bytes(tried)
@@ -146,10 +160,10 @@ def _load_adapters(lora: LoraLayers, paths: Mapping[tuple[int, str], str]) -> No
         lora.write(slot, weights.version, weights.pairs)
 
 
-def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
+def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1, practises_later: bool = False) -> list[Runner]:
     """Return runners with caches of the same number of pages. The first model's settings count for all.
 
-    caches: that each model will have.
+    caches: that each model will have. practises_later: of the first model's.
     """
     spec = loaded[0].spec
     lengths = [context_length(each.model.config, each.spec.max_length) for each in loaded]
@@ -176,7 +190,7 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
         max_length=max(lengths),
         max_query=max(max_queries),
     )
-    runners = []
+    runners: list[Runner] = []
     for each, max_length, max_query in zip(loaded, lengths, max_queries, strict=True):
         stages.info("warming up %s", each.spec.name)
         size = {"slots": slots, "max_length": max_length, "max_query": max_query, "pages": pages}
@@ -188,10 +202,11 @@ def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1) -> list[Runner]:
             runner.use_early_exits(each.spec.early_exits)
         elif each.hidden_layers:
             runner.keep_hidden_states(each.hidden_layers)
-        for adapter in (0,) if each.lora is None else (0, 1):
-            runner.logits([RowInput(slot=0, start=0, tokens=[0], adapter=adapter)])
+        with few_threads(each.model):
+            for adapter in (0,) if each.lora is None else (0, 1):
+                runner.logits([RowInput(slot=0, start=0, tokens=[0], adapter=adapter)])
         runner.cache.clear_all()
-        runner.warm_up()
+        runner.warm_up(later=practises_later and not runners)
         sampler.warm_up(runner.device, runner.vocab_size)
         runners.append(runner)
     return runners

@@ -1,6 +1,6 @@
 """A model's own forward over KV pages. On a CPU small batches run without its Python, where that can be traced."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import NamedTuple
@@ -130,43 +130,52 @@ class ModelForward:
             ).logits
         return logits[0].float()
 
-    def trace(self, longest: int) -> None:
-        """Trace the model, if its sequence of operators is fixed. All slots are overwritten and cleared.
+    def trace(self, longest: int, slots: Sequence[int]) -> Iterator[None]:
+        """Trace the model in parts, if its sequence of operators is fixed.
 
         longest: the most tokens of each of the two rows by which the trace is compared with the model.
+        slots: two that are free; each part overwrites and clears them.
         """
         for adapted in (False,) if self._lora is None else (False, True):
             with log_failed_trace(type(self._model).__name__):
                 tokens = -(-_TRACED_TOKENS // self._multiple) * self._multiple
                 sizes = (2 * tokens, 3), (tokens, 2)  # and the number of logits
-                examples = (self._example([count], logits, adapted=adapted) for count, logits in sizes)
+                examples = (self._example({slots[0]: count}, logits, adapted=adapted) for count, logits in sizes)
                 traced = trace(self._run, *examples, change=replay_native_run)
                 for counts in ([1], [2, 1], [longest, longest]):
-                    self._compare(traced, counts, adapted=adapted)
+                    self._clear(slots)
+                    yield
+                    self._compare(traced, dict(zip(slots, counts, strict=False)), adapted=adapted)
                 self._traced[adapted] = traced
-            self._cache.clear_all()
+            self._clear(slots)
+            yield
 
-    def _compare(self, traced: _Traced, counts: Sequence[int], *, adapted: bool) -> None:
-        """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
-        results = []
-        sizes, inputs = self._example(counts, sum(counts), adapted=adapted, start=COMPARED_START)  # reserves the pages
+    def _clear(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._cache.clear(slot)
+
+    def _compare(self, traced: _Traced, counts: Mapping[int, int], *, adapted: bool) -> None:
+        """Raise UntraceableError if the trace and the model differ. counts: as in `_example`."""
+        results, slots = [], list(counts)
+        # This reserves the pages.
+        sizes, inputs = self._example(counts, sum(counts.values()), adapted=adapted, start=COMPARED_START)
         for call in (None, traced):
-            pages = self._cache.tables[: len(counts)].unique()
+            pages = self._cache.tables[slots].unique()
             for store in (store for stores in self._cache.layers.values() for store in stores):
                 store[pages] = 0.5  # the results then depend on what is written
             for part in (part for parts in self._cache.state_memory.values() for part in parts):
-                part[: len(counts)] = 0.5
+                part[slots] = 0.5
             results.append(self._run(*inputs) if call is None else call(*sizes, *inputs))
         if not all(map(torch.equal, *results)):
-            raise UntraceableError(f"it does something else with {counts} tokens")
+            raise UntraceableError(f"it does something else with {list(counts.values())} tokens")
 
-    def _example(self, counts: Sequence[int], logits: int, *, adapted: bool, start: int = 1) -> Example:
-        """Return a call. counts: the tokens of each row, from column `start` on. logits: after how many tokens."""
-        self._cache.clear_all()
+    def _example(self, counts: Mapping[int, int], logits: int, *, adapted: bool, start: int = 1) -> Example:
+        """Return a call. counts: the tokens of each slot, from column `start` on. logits: after how many tokens."""
+        self._clear(counts)
         vocab_size = int(self._model.config.get_text_config().vocab_size)
-        text = iter([(7 * start + 131 * index) % vocab_size for index in range(sum(counts))])
+        text = iter([(7 * start + 131 * index) % vocab_size for index in range(sum(counts.values()))])
         rows = [
-            RowInput(slot, start, list(islice(text, count)), adapter=int(adapted)) for slot, count in enumerate(counts)
+            RowInput(slot, start, list(islice(text, count)), adapter=int(adapted)) for slot, count in counts.items()
         ]
         self._cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         tokens, positions, batch, adapters = self.pack(rows)

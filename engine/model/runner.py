@@ -3,8 +3,7 @@
 Rows of token ids go in at given positions, logits come out.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -27,7 +26,10 @@ from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, token_adapters, wanted_tokens
 from engine.model.row_states import MAX_UNSETTLED
 from engine.model.state_layers import use_state_layers
-from engine.model.thread_choice import NARROW, ThreadChoice, on_one_thread
+from engine.model.thread_choice import ThreadChoice, few_threads
+
+PRACTICE_PAGES = 32  # of the KV cache, that a part of `practice` needs at most
+_FREE_SLOTS = 4  # that a runner must have to hold two of them for practice
 
 
 class Runner:
@@ -63,6 +65,7 @@ class Runner:
         self._carries_states = use_state_layers(self.model)
         self.use_cache(KVPages(slots=slots, capacity=max_length + max_query, pages=pages))
         self._threads: ThreadChoice | None = None  # None: a fixed number
+        self.practises_later = False  # whether `practice` is still to be done
         self._graphs: CudaGraphs | None = None
         self.hidden: HiddenStates | None = None  # of the last call of `logits`, if they are kept
         self.kept_layers: tuple[int, ...] = ()  # after which hidden states are kept, beside the last
@@ -156,53 +159,69 @@ class Runner:
         """Numbers of tokens that forwards are padded to, ascending; larger ones are not. Empty without graphs."""
         return self._graphs.token_counts if self._graphs is not None else ()
 
-    def warm_up(self) -> None:
-        """Do before the first request what takes long: capture graphs on a GPU, trace the model on a CPU.
+    def warm_up(self, *, later: bool = False) -> None:
+        """Do what takes long before the first request: capture graphs on a GPU, trace the model on a CPU.
 
-        Slots must be allocated and free, because their first columns are overwritten.
+        Slots must be allocated and free, because their first columns are overwritten. later: leave to `practice` what
+        the first request can do without.
         """
         if self._graphs is not None:
             self._graphs.capture()
-        self.use_trace()
+        can_wait = self.cache.slots >= _FREE_SLOTS and self.cache.allocator.pages >= 2 * PRACTICE_PAGES
+        self.practises_later = later and self.device.type == "cpu" and self.single_device and can_wait
+        if not self.practises_later:
+            self.use_trace()
+
+    def use_trace(self) -> None:
+        """Do all of `practice` at once."""
+        for _ in self.practice((0, 1)):
+            pass
 
     @torch.inference_mode()
-    def use_trace(self) -> None:
-        """Run small batches on a CPU without the model's Python code, if its sequence of operators is fixed.
+    def practice(self, slots: Sequence[int]) -> Iterator[None]:
+        """Prepare in parts for small batches without the model's Python code, if its operators' sequence is fixed.
 
-        Pages must be allocated and free, because some are overwritten.
+        slots: two that are free; each part overwrites and clears them. It needs up to `PRACTICE_PAGES`.
         """
         if self.device.type != "cpu" or not self.single_device:
             return
         room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
         longest = min(MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - COMPARED_START, room)
+        parts = self._forward.trace(longest, slots)
+        is_over = False
+        while not is_over:
+            with few_threads(self.model):
+                is_over = next(parts, parts) is parts
+            yield
         threads = torch.get_num_threads()
-        # Threads that wait for work between short operators would take cores from processes that start beside this one.
-        is_narrow = getattr(self.model.config.get_text_config(), "hidden_size", math.inf) <= NARROW
-        with on_one_thread(wanted=is_narrow):
-            self._forward.trace(longest)
-        if self._forward.is_traced and threads > 1 and self._is_same_on_one_thread(longest):
+        if self._forward.is_traced and threads > 1 and (yield from self._is_same_on_one_thread(longest, slots)):
             self._threads = ThreadChoice(threads)
 
-    def _is_same_on_one_thread(self, longest: int) -> bool:
-        """Whether logits have the same bits with one thread as with all. Slots 0 and 1 are overwritten."""
-        threads, results = torch.get_num_threads(), []
-        for number in (threads, 1):
-            torch.set_num_threads(number)
-            calls = ([RowInput(slot, 0, [slot] * length) for slot in (0, 1)] for length in (1, 4, longest))
-            results.append(torch.cat([self.logits(rows).clone() for rows in calls]))
-            self.cache.clear_all()
-        torch.set_num_threads(threads)
-        return torch.equal(*results)
+    def _is_same_on_one_thread(self, longest: int, slots: Sequence[int]) -> Generator[None, None, bool]:
+        """Return whether logits have the same bits with one thread as with all. In parts, as `practice`."""
+        threads = torch.get_num_threads()
+        for length in (1, 4, longest):
+            results = []
+            for number in (threads, 1):
+                torch.set_num_threads(number)
+                results.append(self.logits([RowInput(slot, 0, [slot] * length) for slot in slots]).clone())
+                torch.set_num_threads(threads)
+                for slot in slots:
+                    self.cache.clear(slot)
+                yield
+            if not torch.equal(*results):
+                return False
+        return True
 
-    def record(self, tokens: int) -> None:
+    def record(self, tokens: int, slot: int = 0) -> None:
         """Prepare for steps of one row with so many tokens: on a CPU their native functions are recorded.
 
-        Slot 0 is overwritten.
+        slot: a free one, which is overwritten.
         """
         if self._forward.is_traced and not self.has_states:
             with record_at_once():
                 for start in (0, 1):  # the second call is compared with what the first recorded
-                    self.logits([RowInput(0, start, [start] * tokens)])
+                    self.logits([RowInput(slot, start, [start] * tokens)])
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput]) -> Tensor:

@@ -9,12 +9,13 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 NARROW = 1024  # numbers of a hidden state, up to which an operator is shorter than a wait for threads
 _PERIOD_S = 0.5  # between two looks at the system
@@ -34,6 +35,11 @@ def on_one_thread(*, wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def few_threads(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Compute in the block on one thread if the model is narrow: other processes that start need the cores."""
+    return on_one_thread(wanted=getattr(model.config.get_text_config(), "hidden_size", math.inf) <= NARROW)
 
 
 class CoreTimes(NamedTuple):

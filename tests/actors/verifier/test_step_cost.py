@@ -67,7 +67,7 @@ class TimedRunner:
     """Takes as long as it is told by a clock of its own."""
 
     padded_sizes: Sequence[int] = ()
-    max_query, device = 200, torch.device("cpu")
+    max_query, device, practises_later = 200, torch.device("cpu"), False
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds, self.now_s, self.cache = seconds, 0.0, Mock()
@@ -79,7 +79,7 @@ class TimedRunner:
         self.now_s += self.seconds(tokens)
         return torch.zeros(tokens, 2)
 
-    def record(self, tokens: int) -> None:
+    def record(self, tokens: int, slot: int) -> None:
         pass
 
 

@@ -1,5 +1,6 @@
 """Fewer threads where other processes want the cores, all of them again once they are free."""
 
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -105,7 +106,12 @@ def test_a_model_chooses_only_if_its_bits_do_not_depend_on_threads(
     monkeypatch: pytest.MonkeyPatch, *, same: bool
 ) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(Runner, "_is_same_on_one_thread", lambda *_: same)
+
+    def compare(*_: object) -> Generator[None, None, bool]:
+        yield
+        return same
+
+    monkeypatch.setattr(Runner, "_is_same_on_one_thread", compare)
     torch.set_num_threads(2)
     try:
         runner = Runner(tiny_model("llama-gqa"), slots=2, max_length=64, max_query=16)
@@ -117,8 +123,13 @@ def test_a_model_chooses_only_if_its_bits_do_not_depend_on_threads(
 
 
 def test_a_narrow_model_is_traced_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, used = torch.get_num_threads(), []
-    monkeypatch.setattr(ModelForward, "trace", lambda *_: used.append(torch.get_num_threads()))
+    threads, used = torch.get_num_threads(), list[int]()
+
+    def trace(*_: object) -> Iterator[None]:
+        used.append(torch.get_num_threads())
+        yield
+
+    monkeypatch.setattr(ModelForward, "trace", trace)
     torch.set_num_threads(2)
     try:
         runner = Runner(tiny_model("llama-gqa"), slots=2, max_length=64, max_query=16)
