@@ -1,7 +1,8 @@
 """`python -m benchmarks.scaling.live`: a load that triples, on a server that scales by an aim. See docs/scaling.md.
 
 Requests are long prompts with short answers, so first tokens are late as soon as several share a target, though it has
-free slots. The aim is little more than they take before the load triples, on this machine. What has to happen is waited for.
+free slots. The aim is little more than they take before the load triples, on this machine. What is to happen is waited
+for.
 """
 
 import sys
