@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from decoding.errors import ConfigError
 from engine.kernels.quantized_weight import QuantizedWeight
 from engine.layers.latent import latent_layers
+from engine.layers.quantized_experts import expert_matrices, part_name
 from engine.layers.quantized_linear import QuantizedModule
 
 _REPLICATED = "replicated_with_grad_allreduce"
@@ -29,25 +30,35 @@ _LAYERS: Mapping[str, type[nn.Module]] = {  # that a style may be of
     _REPLICATED: nn.Module,
 }
 
+_EXPERTS = "moe_tp_experts"
+_MATRICES = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}  # of experts
+
 # Takes a layer's forward and its input; returns what the layers of all ranks make of theirs together.
 Exchange = Callable[..., Tensor]
 
 
 def can_take_parts(skeleton: PreTrainedModel) -> bool:
-    """Whether the plan splits linear layers and embeddings alone. skeleton: the model on the meta device."""
+    """Whether the plan splits linear layers, embeddings and plain experts alone. skeleton: on the meta device."""
+    plan = skeleton.tp_plan
     layers = {_starred(name): module for name, module in skeleton.named_modules()}
-    parameters = {_starred(name) for name, _ in skeleton.named_parameters()}
-    for name, style in skeleton.tp_plan.items():
-        layer = layers.get(name)
-        if name in parameters or (layer is not None and not isinstance(layer, _LAYERS.get(style, ()))):
+    experts = {f"{name}.{matrix}": style for name in layers for matrix, style in _MATRICES.items() if name in plan}
+    for name in {_starred(name) for name, _ in skeleton.named_parameters()} & plan.keys():
+        if plan[name] != experts.get(name):
             return False
-    return next(latent_layers(skeleton), None) is None
+    fitting = (_fits(layer, plan[name]) for name, layer in layers.items() if name in plan)
+    return all(fitting) and next(latent_layers(skeleton), None) is None
+
+
+def _fits(layer: Any, style: str) -> bool:
+    if style == _EXPERTS:
+        return expert_matrices(layer) == (*_MATRICES,) and not layer.is_transposed and not layer.has_bias
+    return isinstance(layer, _LAYERS.get(style, ()))
 
 
 def plan_parts(model: PreTrainedModel, weights: Mapping[str, QuantizedWeight]) -> None:
     """Plan how quantised weights are split: where their layers are, and between groups. One rank splits nothing.
 
-    weights: by the names of layers, on the meta device.
+    weights: by the names of layers and of matrices of experts, on the meta device.
 
     Raises:
         ConfigError: the ranks can't share a layer's groups evenly.
@@ -57,16 +68,19 @@ def plan_parts(model: PreTrainedModel, weights: Mapping[str, QuantizedWeight]) -
     if ranks == 1:
         return
     plan, embedding = model.tp_plan, model.get_input_embeddings()
+    layers = dict(model.named_modules())
     for name, weight in weights.items():
-        layer = _starred(name)
-        takes_part = plan.get(layer, "").startswith("rowwise")
+        starred, layer = _starred(name), layers.get(name)  # None: a matrix of experts
+        style = plan.get(starred, "")
+        takes_part = style.startswith("rowwise")
         if takes_part:
             _check_groups(name, weight, ranks)
         for part in weight.parts():
+            full = part_name(starred, part) if layer is None else f"{starred}.{part}"
             if part == "table" or (part == "order" and not takes_part):
-                plan[f"{layer}.{part}"] = _REPLICATED
-            elif model.get_submodule(name) is embedding:
-                plan[f"{layer}.{part}"] = "colwise"
+                plan[full] = _REPLICATED
+            elif layer is embedding or layer is None:
+                plan[full] = style if layer is None else "colwise"
 
 
 def _check_groups(name: str, weight: QuantizedWeight, ranks: int) -> None:
@@ -108,7 +122,9 @@ def take_parts(model: PreTrainedModel) -> Mapping[str, Exchange]:
         style = model.tp_plan.get(_starred(name), "")
         if style:
             vars(module).pop("forward", None)  # transformers' own exchange
-        if isinstance(module, nn.Linear | nn.Embedding | QuantizedModule):
+        if style == _EXPERTS and (model.tp_size or 1) > 1:
+            exchanges[name] = _add
+        elif isinstance(module, nn.Linear | nn.Embedding | QuantizedModule):
             exchange = _exchange(module, style)
             exchanges |= {} if exchange is None else {name: exchange}
     return exchanges
@@ -164,7 +180,16 @@ def _sum(
         x = (x if takes_all else _whole(x, size)).index_select(-1, order)
     elif takes_all:
         x = x.split(_width(size), dim=-1)[dist.get_rank()]
-    first, *others = _of_all_ranks(forward(x))
+    return _total(forward(x), bias)
+
+
+def _add(forward: Exchange, *inputs: Tensor, **options: Tensor) -> Tensor:
+    return _total(forward(*inputs, **options))
+
+
+def _total(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what all ranks have together, added in their order."""
+    first, *others = _of_all_ranks(x)
     total = first.float() if bias is None else first.float() + bias
     for other in others:
         total = total + other

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,8 @@ class _Weight:
     def __init__(self, stored: StoredWeight) -> None:
         self._stored = stored
         self._parts: dict[str, Tensor] = {}
+        self._untaken = set(stored.like.parts())
+        self._lock = Lock()  # threads read
 
     def parts(self, name: str) -> dict[str, _Lazy]:
         """Return its tensors by name. name: of the weight."""
@@ -78,9 +81,12 @@ class _Weight:
         return {full: _Lazy(like.shape, partial(self._take, part)) for full, (part, like) in names}
 
     def _take(self, part: str) -> Tensor:
-        if not self._parts:
-            self._parts = self._stored.read().parts()
-        return self._parts.pop(part)
+        with self._lock:
+            if part not in self._parts:  # it is read again for the second of two pieces, as of experts
+                parts = self._stored.read().parts()
+                self._parts = {name: parts[name] for name in self._untaken | {part}}
+            self._untaken.discard(part)
+            return self._parts.pop(part)
 
 
 def open_checkpoint(

@@ -158,9 +158,7 @@ class IntegerQuantizer(HfQuantizer):
             self._kinds = {f"{name}.weight": own for name, _, own in rounded_layers(model, kind)}
             self._kinds |= dict.fromkeys(rounded_experts(model), kind)
             weights = rounded_weights(model, kind)
-        experts = _replace_experts(
-            model, {name: weights.pop(name) for name, _ in list(expert_shapes(model)) if name in weights}
-        )
+        matrices = {name: weights.pop(name) for name, _ in list(expert_shapes(model)) if name in weights}
         parts: dict[str, str] = {}
         for name, source in model.all_tied_weights_keys.items():  # the file has one of the two
             weight = weights.get(source.removesuffix(".weight"))
@@ -169,7 +167,8 @@ class IntegerQuantizer(HfQuantizer):
                 parts |= {_part(name, part): _part(source, part) for part in weight.parts() if part != "weight"}
         model.all_tied_weights_keys |= parts
         model._tied_weights_keys = {**(model._tied_weights_keys or {}), **parts}
-        plan_parts(model, weights)
+        plan_parts(model, weights | matrices)
+        experts = _replace_experts(model, matrices)
         for name, weight in weights.items():
             _replace(model, name, weight, self._dtype).make_parameters()
         for fresh in experts:

@@ -2,7 +2,7 @@
 
 Rank 0 runs the loop. It broadcasts each call to its runner and its cache, and the other ranks repeat it. Layers are
 split by transformers' plan (`tp_plan`). Our own compute the parts (engine/layers/sharded.py), or, where the plan splits
-more than linear layers and embeddings, transformers does, with unpacked weights.
+what they can't compute in parts, transformers does, with unpacked weights.
 """
 
 from collections.abc import Iterable, Sequence
