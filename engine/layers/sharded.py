@@ -79,8 +79,10 @@ def plan_parts(model: PreTrainedModel, weights: Mapping[str, QuantizedWeight]) -
             full = part_name(starred, part) if layer is None else f"{starred}.{part}"
             if part == "table" or (part == "order" and not takes_part):
                 plan[full] = _REPLICATED
-            elif layer is embedding or layer is None:
-                plan[full] = style if layer is None else "colwise"
+            elif layer is embedding:
+                plan[full] = "colwise"
+            elif layer is None and style:
+                plan[full] = style
 
 
 def _check_groups(name: str, weight: QuantizedWeight, ranks: int) -> None:

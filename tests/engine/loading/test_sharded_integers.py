@@ -19,8 +19,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Phi3C
 from decoding.errors import ConfigError
 from engine.kernels.native import library
 from engine.layers.faster_layers import use_faster_layers
+from engine.layers.sharded import plan_parts
 from engine.loading import tensor_parallel
 from engine.loading.checkpoint import ModelSpec, load_model
+from engine.loading.quantizer import rounded_weights
 from engine.loading.tensor_parallel import Rank, TensorParallelGroup, follow, load_sharded_runner
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -217,3 +219,14 @@ def test_models_that_transformers_alone_can_split_are_not_quantised(tmp_path: Pa
     assert message.startswith(
         "models.m.quantization: DeepseekV3ForCausalLM is split over devices with unpacked weights"
     )
+
+
+def test_experts_that_the_plan_does_not_split_stay_whole() -> None:
+    """GPT-OSS has a plan for its output layer alone."""
+    model = tiny_model("gpt-oss", intermediate_size=64)
+    styles = set(model.tp_plan.values())
+    model.config.distributed_config = mock.Mock(tp_size=2)
+    weights = rounded_weights(model, "int4")
+    assert any("experts" in name for name in weights)
+    plan_parts(model, weights)
+    assert set(model.tp_plan.values()) <= styles | {"colwise"}  # of the embedding
