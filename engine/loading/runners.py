@@ -30,6 +30,7 @@ from engine.loading.memory_budget import (
 )
 from engine.loading.new_weights import named_tensors
 from engine.loading.settings import context_length
+from engine.loading.skeletons import QuickSkeletons
 from engine.loading.supported import try_out
 from engine.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
 from engine.model.cuda_graphs import graph_bytes
@@ -114,11 +115,14 @@ class _Loaded(NamedTuple):
 
 def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     stages.info("reading the weights of %s", spec.name)
-    model = load_model(spec)
+    with QuickSkeletons():
+        model = load_model(spec)
+        heads = None if heads_spec is None else load_heads(heads_spec, model)
     _copy_small_weights(model)
     weights: Bytes = weights_on_devices(model)
     tied = tied_output_bytes(model)
-    heads = None if heads_spec is None else load_heads(heads_spec, model)
+    if heads is not None:
+        _copy_small_weights(heads.module)
     lora = None
     if spec.adapter_slots:
         lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=spec.deterministic)
