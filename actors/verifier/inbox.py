@@ -206,18 +206,18 @@ class TargetInbox:
                     f"target's, with max_tokens: {row.params.max_tokens}"
                 )
                 raise InvalidRequestError(reason, field="formula")
-        self._check_pages(row, "formula")
+        self._check_pages(row)
 
-    def _check_pages(self, row: ServedRow, field: str) -> None:
-        """Raise InvalidRequestError if there are too few pages for the row's texts. field: that asks for several."""
+    def _check_pages(self, row: ServedRow) -> None:
+        """Raise InvalidRequestError if there are too few pages for the texts of a formula."""
         wanted = row.params.max_tokens
         if self._rows.could_hold(row, wanted):
             return
         most = bisect_left(range(1, wanted), True, key=lambda tokens: not self._rows.could_hold(row, tokens))
         way = f"lower max_tokens to {most} or less" if most else "their prompts alone don't fit"
         held = self._runner.cache.allocator.pages * self._runner.cache.page_size
-        reason = f"{field}: {row.slots_needed} texts at once don't fit into the {held} tokens of the KV cache; {way}"
-        raise InvalidRequestError(reason, field="max_tokens" if most else field)
+        reason = f"formula: {row.slots_needed} texts at once don't fit into the {held} tokens of the KV cache; {way}"
+        raise InvalidRequestError(reason, field="max_tokens" if most else "formula")
 
     def _take_over(self, peer: str, message: Admit) -> Admit:
         """Replace the row of a dead coordinator whose client asks again at another one, and commit what it has written.
@@ -241,7 +241,6 @@ class TargetInbox:
             reason = f"num_beams is {options.num_beams}, but the target has {slots} slots"
             raise InvalidRequestError(reason, field="num_beams")
         row = BeamRow(peer, message, options, self._runner.cache)
-        self._check_pages(row, "num_beams")
         self._structures.begin(row)
         self._adapters.begin(row)
         self._rows.add(row)

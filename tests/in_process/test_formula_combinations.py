@@ -14,7 +14,6 @@ from torch import Tensor
 from actors.coordinator.request import Delta, Endpoint, Request, Term
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from decoding.beams.options import BeamOptions
 from decoding.blending.params import BlendParams, EnsembleOptions
 from decoding.drafts.options import CorpusOptions, NgramOptions
 from decoding.errors import InvalidRequestError
@@ -223,10 +222,6 @@ def test_answers_that_the_pages_can_t_hold_are_refused_at_once() -> None:
         with pytest.raises(InvalidRequestError, match=r"formula: 2 texts at once .* prompts alone don't fit") as caught:
             list(engine.stream(request))
         assert caught.value.field == "formula"
-        search = Request(PLAIN, long, SamplingParams(max_tokens=60, temperature=0), beams=BeamOptions(num_beams=3))
-        with pytest.raises(InvalidRequestError, match="num_beams: 3 texts at once") as caught:
-            list(engine.stream(search))
-        assert caught.value.field == "max_tokens"
 
 
 def test_a_sum_of_positive_terms_goes_on_without_one_that_is_lost() -> None:
