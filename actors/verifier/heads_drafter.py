@@ -16,6 +16,7 @@ from actors.verifier.rows import TargetRow, TargetRows, Verification
 from decoding.drafts.choices import RANKS, Candidates, DraftChoice, RankCalibration, best_tree, tree_of
 from decoding.drafts.verification import Verdict
 from engine.heads.proposer import DraftStart, HeadProposer, Reading
+from engine.model.hidden_states import HiddenStates
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 
@@ -61,6 +62,7 @@ class HeadsDrafter(Proposer):
         self._guesses: dict[RowKey, _Guess] = {}
         self._ran: list[_Ran] = []
         self._unread: dict[int, _Unread] = {}  # by slot, of the last forward
+        self._hidden: HiddenStates | None = None  # of that forward: a runner has those of other calls, too
 
     def drafts_for(self, row: TargetRow) -> bool:
         return row.drafts.heads
@@ -90,6 +92,7 @@ class HeadsDrafter(Proposer):
     def note_step(self, writers: Sequence[TargetRow | None], inputs: Sequence[Sequence[RowInput]]) -> None:
         """Note what a forward ran. writers: the row of each share, if it writes a text of its own."""
         self._unread.clear()
+        self._hidden = self._runner.hidden
         counts = [sum(len(run.tokens) for run in runs) for runs in inputs]
         firsts = [0, *accumulate(counts)]
         ends = accumulate((sum(run.logits_count for run in runs) for runs in inputs), initial=0)
@@ -143,8 +146,8 @@ class HeadsDrafter(Proposer):
         self._run_readings(readings)
 
     def _run_readings(self, readings: Sequence[Reading]) -> None:
-        if readings and self._runner.hidden is not None:
-            self._heads.read(readings, self._runner.hidden)
+        if readings and self._hidden is not None:
+            self._heads.read(readings, self._hidden)
 
     def remove(self, row: Row) -> None:
         self._guesses.pop(row.key, None)

@@ -22,9 +22,11 @@ class Heads:
 
     def __init__(self) -> None:
         self.read_columns: list[tuple[int, Sequence[int]]] = []  # start and following tokens of each reading
+        self.read_states: list[object] = []
 
     def read(self, readings: Sequence[Reading], hidden: object) -> None:
         self.read_columns += [(reading.start, reading.following) for reading in readings]
+        self.read_states.append(hidden)
 
     def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
         return [[DraftChoice([5, 6, 7], 1.0)] * length for _ in starts]
@@ -38,9 +40,9 @@ class Story:
         self.row = TargetRow("c", Admit(1, [1, 2, 3], 3, params, 4, drafter=False, heads=True), acceptance=0.5)
         self.row.slot = 0
         rows: Any = SimpleNamespace(get={self.row.key: self.row}.get)
-        runner: Any = SimpleNamespace(vocab_size=100, hidden=object())
+        self.runner = cast(Any, SimpleNamespace(vocab_size=100, hidden=object()))
         self.heads = cast(Any, Heads())
-        self.drafter = HeadsDrafter(self.heads, runner, rows)
+        self.drafter = HeadsDrafter(self.heads, self.runner, rows)
 
     def run(self, tokens: Sequence[int], own: int) -> None:
         """Let the target run these tokens, the last of the text, and choose its own."""
@@ -84,3 +86,14 @@ def test_heads_draft_nothing_for_a_text_whose_last_step_they_could_not_read() ->
     story.drafter.note_step([], [])
     story.row.commit([9], rejected=False)
     assert not story.propose(2)
+
+
+def test_heads_read_what_the_step_ran_and_not_what_was_run_since() -> None:
+    """A target that practises runs its model between steps."""
+    story = Story()
+    story.run([1, 2, 3], own=4)
+    states = story.runner.hidden = object()
+    story.run([4], own=8)
+    story.runner.hidden = object()
+    assert story.propose(2)
+    assert story.heads.read_states[-1] is states
