@@ -88,7 +88,7 @@ soak: install ## minutes with all slots in use: nothing may leak or grow (docs/f
 	$(BIN)/python -m tests.chaos soak $(ARGS)
 
 models: install ## train the tiny models again, into a new folder: make models ARGS="--models new"
-	$(BIN)/python -m training $(ARGS)
+	$(BIN)/python -m benchmarks.tiny $(ARGS)
 
 # Tests never reach for the model hub.
 test: export HF_HUB_OFFLINE ?= 1

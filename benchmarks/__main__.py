@@ -35,11 +35,11 @@ from benchmarks.peers.contestant import Contestant, Kind, Workload
 from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
 from benchmarks.processes import Child, Host, Local
 from benchmarks.report import write
+from benchmarks.tiny.inflate import inflate
 from engine.layers.faster_layers import use_faster_layers
 from engine.loading.checkpoint import ModelSpec, load_model
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
-from training.inflate import inflate
 
 # With --gpu: hidden size, layers and intermediate size of target and drafter.
 _SIZES = {

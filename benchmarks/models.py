@@ -15,7 +15,7 @@ def inflated(name: str = "target") -> Path:
     source, output = Path("models") / name, Path(f".bench/{name}-inflated")
     made = output / "model.safetensors"
     if not made.exists() or made.stat().st_mtime < (source / "model.safetensors").stat().st_mtime:
-        command = [sys.executable, "-m", "training", "inflate", "--source", str(source), "--output", str(output)]
+        command = [sys.executable, "-m", "benchmarks.tiny", "inflate", "--source", str(source), "--output", str(output)]
         subprocess.run([*command, "--force"], check=True)
     return output
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from training.tiny.model import load
+from benchmarks.tiny.model import load
 
 MODELS = Path("models")
 NAMES = ("target", "drafter", "member")

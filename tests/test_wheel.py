@@ -37,7 +37,7 @@ print(*served)
         ("from actors.wire import link\n", "from consort.actors.wire import link\n"),
         ("if True:\n    from deployments import app", "if True:\n    from consort.deployments import app"),
         ("from consort.llm import LLM", "from consort.llm import LLM"),
-        ("from training.tiny.texts import (\n    a,\n)", "from consort.training.tiny.texts import (\n    a,\n)"),
+        ("from training.texts import (\n    a,\n)", "from consort.training.texts import (\n    a,\n)"),
         ('"""from actors import x"""\nimport os', '"""from actors import x"""\nimport os'),
         ("import evaluations", "import evaluations"),
         ("from actors_of_mine import x", "from actors_of_mine import x"),

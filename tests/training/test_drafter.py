@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.tiny.model import load
 from decoding.errors import ConfigError
 from engine.loading.checkpoint import ModelSpec, load_model
 from tests.training.commands import TARGET, failure, kill_when, run, write_target
@@ -18,7 +19,6 @@ from training.distillation.loop import DistillationOptions
 from training.distillation.run import RunOptions
 from training.drafter import DrafterOptions, load_start, write_start
 from training.texts import TargetOptions, TextOptions, fitted
-from training.tiny.model import load
 
 
 def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:

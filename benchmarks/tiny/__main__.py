@@ -1,4 +1,4 @@
-"""Command line: `python -m training` retrains every bundled model; its commands run one part each."""
+"""Command line: `python -m benchmarks.tiny` retrains every bundled model; its commands run one part each."""
 
 import subprocess
 import sys
@@ -9,13 +9,9 @@ from pathlib import Path
 import click
 import torch
 
-from training.distillation.loop import DistillationOptions
-from training.distillation.run import RunOptions
-from training.drafter import DrafterOptions, train_drafter
-from training.inflate import inflate
-from training.texts import TargetOptions, TextOptions
-from training.tiny.corpus import read_corpus
-from training.tiny.model import (
+from benchmarks.tiny.corpus import read_corpus
+from benchmarks.tiny.inflate import inflate
+from benchmarks.tiny.model import (
     bfloat16_copy,
     build,
     held_out_loss,
@@ -25,7 +21,11 @@ from training.tiny.model import (
     save,
     train_tokenizer,
 )
-from training.tiny.stream import RECIPES, Name, Stream, encode, training_prompts, write_prompts
+from benchmarks.tiny.stream import RECIPES, Name, Stream, encode, training_prompts, write_prompts
+from training.distillation.loop import DistillationOptions
+from training.distillation.run import RunOptions
+from training.drafter import DrafterOptions, train_drafter
+from training.texts import TargetOptions, TextOptions
 
 _FOLDERS = {"drafter": "drafter-start"}  # pretrained models with another folder than their name
 _ANSWER_TOKENS = 96
@@ -158,7 +158,7 @@ def _reporter(name: str) -> Callable[[str], None]:
 
 
 def _start(*arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "training", *map(str, arguments)])
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.tiny", *map(str, arguments)])
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:

@@ -7,8 +7,8 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from training.__main__ import main
-from training.inflate import inflate
+from benchmarks.tiny.__main__ import main
+from benchmarks.tiny.inflate import inflate
 
 
 def small_model(*, tied: bool, kv_heads: int) -> LlamaForCausalLM:

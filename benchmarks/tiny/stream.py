@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from training.tiny.corpus import Document, Kind, cut
+from benchmarks.tiny.corpus import Document, Kind, cut
 
 Mix = Mapping[Kind, float]
 TARGET_MIX: Mix = {"library": 0.60, "tests": 0.20, "topics": 0.10, "chat": 0.10}

@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.tiny.corpus import Document
+from benchmarks.tiny.stream import Recipe, Stream
 from training.files import whole_folder
-from training.tiny.corpus import Document
-from training.tiny.stream import Recipe, Stream
 
 VOCABULARY = 2048
 CONTEXT = 1024

@@ -1,1 +1,0 @@
-"""The tiny bundled models: their corpus, tokenizer and training."""
