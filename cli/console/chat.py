@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rich.box import SIMPLE
@@ -14,7 +15,6 @@ from cli.console.conversation import Conversation, Turn, as_written, choose_mode
 from cli.console.editor import without_echo
 from cli.console.generation import CHAT, Generator
 from cli.console.printer import TextPrinter, summary
-from cli.console.slash import COMMANDS, KEYS, Call, read, switch
 from decoding.errors import ConsortError, InvalidRequestError
 from deployments.client import Client
 from deployments.fields.strict import nearest
@@ -39,22 +39,6 @@ class Chat:
         self._printer = TextPrinter(console, colours=colours)
         self._ended = False
         self._last_seed: int | None = None
-        self._actions: Mapping[str, Callable[[str], None]] = {
-            "help": self._help,
-            "set": self._set,
-            "show": self._show,
-            "model": self._model,
-            "speculate": lambda argument: self._set_parameter("speculate", argument),
-            "draft-length": lambda argument: self._set_parameter("draft_length", argument),
-            "temperature": lambda argument: self._set_parameter("temperature", argument),
-            "system": self._system,
-            "template": self._template,
-            "clear": self._clear,
-            "retry": self._retry,
-            "compare": self._compare,
-            "colours": self._colours,
-            "quit": self._quit,
-        }
 
     def greet(self, card: Mapping[str, Any]) -> None:
         """Print the model, from its card, and how to get help."""
@@ -91,7 +75,7 @@ class Chat:
             return
         parsed = read(line)
         if isinstance(parsed, Call):
-            self._actions[parsed.name](parsed.argument)
+            COMMANDS[parsed.name].run(self, parsed.argument)
         else:
             self._send(parsed)
 
@@ -232,3 +216,83 @@ class Chat:
 def _proposers(card: Mapping[str, Any]) -> str:
     """Return what drafts for an endpoint: the drafter by its name, other proposers by their kind."""
     return ", ".join(card["drafter"] if name == "drafter" else name for name in card.get("proposers", []))
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a chat."""
+
+    usage: str  # arguments after the name
+    meaning: str
+    run: Callable[[Chat, str], None]  # gets the argument
+
+
+def _parameter(name: str) -> Callable[[Chat, str], None]:
+    return lambda chat, argument: chat._set_parameter(name, argument)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "help": Command("", "these commands, and the keys", Chat._help),
+    "set": Command("NAME=VALUE", "set a request parameter; null forgets it; alone: what can be set", Chat._set),
+    "show": Command("", "the model, the parameters and the size of the conversation", Chat._show),
+    "model": Command("NAME", "talk to another model; alone: which there are", Chat._model),
+    "speculate": Command("on|off", "with the drafter, or the target alone: the same text", _parameter("speculate")),
+    "draft-length": Command("N", "the most draft tokens that one target step verifies", _parameter("draft_length")),
+    "temperature": Command("X", "0 is greedy", _parameter("temperature")),
+    "system": Command("TEXT", "the system prompt; off removes it; alone: shows it", Chat._system),
+    "template": Command(
+        "NAME",
+        "send messages through a prompt template; off: as they are; alone: which there are",
+        Chat._template,
+    ),
+    "clear": Command("", "forget the conversation; the settings stay", Chat._clear),
+    "retry": Command("", "answer the last message again", Chat._retry),
+    "compare": Command("MESSAGE", "speculative against the target alone; by default the last message", Chat._compare),
+    "colours": Command("on|off", "show by colour how each token came to be", Chat._colours),
+    "quit": Command("", "leave, as Ctrl-D does", Chat._quit),
+}
+KEYS: Mapping[str, str] = {
+    "Enter": 'send; after a backslash, or within three quotes ("""), a new line',
+    "Alt-Enter": "a new line",
+    "Ctrl-C": "stop the reply, or empty the line",
+    "Ctrl-D": "leave",
+    "↑ ↓ Ctrl-R": "earlier messages, and a search among them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command with its argument."""
+
+    name: str
+    argument: str
+
+
+def read(line: str) -> Call | str:
+    """Parse a line as a command or a message. A message that begins with a slash is written with two.
+
+    Raises:
+        InvalidRequestError: there is no such command.
+    """
+    if not line.startswith("/") or line.startswith("//"):
+        return line.removeprefix("/") if line.startswith("//") else line
+    written, *rest = line[1:].split(maxsplit=1) or ["help"]
+    return Call(_full_name(written), rest[0].strip() if rest else "")
+
+
+def _full_name(written: str) -> str:
+    """Return the command with this name, or the only one that starts with it."""
+    if written in COMMANDS:
+        return written
+    matches = [name for name in COMMANDS if name.startswith(written)]
+    if len(matches) == 1:
+        return matches[0]
+    hint = nearest(written, COMMANDS)
+    raise InvalidRequestError(f"/{written}: is not known; {hint} For a message that begins with /, write //.")
+
+
+def switch(name: str, argument: str) -> bool:
+    """Parse on or off; raises InvalidRequestError for anything else."""
+    if argument not in ("on", "off"):
+        raise InvalidRequestError(f"/{name}: should be on or off, not {argument!r}")
+    return argument == "on"

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli import shell
-from cli.console.slash import COMMANDS, KEYS
+from cli.console.chat import COMMANDS, KEYS
 from deployments.configuration.paths import ROOT
 
 PAGE = (ROOT / "docs" / "console.md").read_text(encoding="utf-8")

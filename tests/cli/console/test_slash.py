@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.console.slash import COMMANDS, Call, read, switch
+from cli.console.chat import COMMANDS, Call, read, switch
 from decoding.errors import InvalidRequestError
 
 
