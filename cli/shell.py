@@ -12,9 +12,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from cli.audit import audit
 from cli.measure import bench, compare
-from cli.online import chat, complete, report, scale, status
+from cli.online import audit, chat, complete, report, scale, status
 from cli.serving.options import DTYPES, ServeOptions, model_options
 from cli.train import finetune, train
 from decoding.errors import ConsortError
