@@ -20,9 +20,8 @@ from deployments.configuration.model import MAX_LENGTH, ModelConfig
 from deployments.configuration.paths import PACKAGE, locate, parameter_count, positions_of, read_header
 from deployments.planning.devices import Machine
 from deployments.planning.hub import Snapshot
-from deployments.planning.model_server import BUNDLED
+from deployments.planning.model_server import BUNDLED, with_own_heads
 from deployments.planning.model_size import shown_size
-from deployments.planning.own_heads import with_own_heads
 from deployments.planning.plan import GIB, Assignment, Plan, plan_server, planned
 
 STANDARD_INPUT = "-"

@@ -13,7 +13,7 @@ from decoding.errors import ConfigError
 from deployments.configuration.config import parse_config
 from deployments.planning.devices import Machine
 from deployments.planning.hub import Snapshot
-from deployments.planning.own_heads import with_own_heads
+from deployments.planning.model_server import with_own_heads
 from deployments.planning.plan import GIB
 
 LAPTOP = Machine((), 2, 8 * GIB)
