@@ -2,15 +2,14 @@
 
 import inspect
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import ContextLengthError, InvalidRequestError
 from deployments.endpoints.chat_template import REFUSALS, tools_of
-from deployments.fields.conversation import Conversation
-from deployments.fields.documents import with_documents
+from deployments.fields.conversation import Conversation, Document
 from deployments.fields.prompts import TokenizeRequest
 from deployments.fields.strict import have_more_values
 from deployments.fields.types import Prompt
@@ -109,7 +108,7 @@ class Encoder:
         if conversation.documents and self.has_switch(["documents"]):
             options["documents"] = [document.model_dump(exclude_none=True) for document in conversation.documents]
         elif conversation.documents:
-            options["conversation"] = with_documents(options["conversation"], conversation.documents)
+            options["conversation"] = _with_documents(options["conversation"], conversation.documents)
         try:
             return str(self.tokenizer.apply_chat_template(tokenize=False, **options))
         except REFUSALS as error:
@@ -182,3 +181,19 @@ class Encoder:
                 unknown = next(token for token in tokens if not 0 <= token < self._vocab_size)
                 reason = f"{field}: {unknown} is no token id; the model's are 0 to {self._vocab_size - 1}."
                 raise InvalidRequestError(reason, field=field)
+
+
+def _with_documents(turns: Sequence[dict[str, Any]], documents: Sequence[Document]) -> list[dict[str, Any]]:
+    """Return a conversation with the documents before the last text of the user.
+
+    Raises:
+        InvalidRequestError: the user has said nothing.
+    """
+    last = max((index for index, turn in enumerate(turns) if turn["role"] == "user"), default=None)
+    if last is None:
+        reason = "documents: are read before a message of the user, but there is none; add one"
+        raise InvalidRequestError(reason, field="documents")
+    titles = [f": {document.title}" if document.title else "" for document in documents]
+    texts = zip(count(1), titles, documents)
+    shown = "".join([f"Document {number}{title}\n{document.text}\n\n" for number, title, document in texts])
+    return [turn | {"content": shown + turn["content"]} if index == last else turn for index, turn in enumerate(turns)]

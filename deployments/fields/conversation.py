@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, mod
 from pydantic_core import PydanticCustomError
 
 from decoding.sampling.params import Structure
-from deployments.fields.documents import Document
 from deployments.fields.strict import ContentPart, IgnoredFields, StrictModel, Text, wrong_field
 from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject
@@ -351,6 +350,13 @@ class Message(StrictModel):
             more["tool_calls"] = [call.turn for call in self.tool_calls]
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.text} | {name: value for name, value in more.items() if value is not None}
+
+
+class Document(StrictModel):
+    """A text that an answer should rest on."""
+
+    title: Text | None = None
+    text: Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from decoding.sampling.params import Structure
-from deployments.fields.conversation import Conversation, Message, TextParts, ToolFields, thinking_variables
-from deployments.fields.documents import Document
+from deployments.fields.conversation import (
+    Conversation,
+    Document,
+    Message,
+    TextParts,
+    ToolFields,
+    thinking_variables,
+)
 from deployments.fields.generation import GenerationRequest
 from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.strict import StrictModel, Text
