@@ -7,8 +7,7 @@ from decoding.errors import InvalidRequestError, UnavailableError, UnknownTurnEr
 from deployments.apis.responses.request import ResponsesRequest, kept_item
 from deployments.apis.responses.writer import ResponsesWriter
 from deployments.configuration.api_keys import ApiKey
-from deployments.storage.store import ResponseStore
-from deployments.storage.turn import Turn, response_id_of
+from deployments.storage.store import ResponseStore, Turn, response_id_of
 
 _NOTHING = "no responses are kept here: responses.store says where"
 _FIELD = "previous_response_id"

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from decoding.errors import InvalidRequestError
 from deployments.apis.errors import ErrorBody
 from deployments.endpoints.conversations import Conversations
-from deployments.storage.turn import Turn
+from deployments.storage.store import Turn
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 404, 503)}
 _OBJECT: dict[int | str, dict[str, Any]] = {

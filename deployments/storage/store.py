@@ -5,14 +5,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from decoding.errors import UnavailableError
 from deployments.configuration.responses import ResponsesConfig
 from deployments.storage.database import Database, Execute
-from deployments.storage.turn import Turn
 
 _PAGE = 4096  # bytes of a page of SQLite's
 _ROW = 256  # bytes of a row beside its document, those of the indices included
@@ -45,6 +44,35 @@ _EVICT = (  # the least recently used, up to so many bytes
 )
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One request to /v1/responses with its answer. Items are OpenAI's, as JSON."""
+
+    response: dict[str, Any]  # as it was answered
+    input: list[dict[str, Any]]  # the request's own items, each with an id
+    lead: list[int] = []  # token ids that the prompt ended with
+    tokens: list[int] = []  # of the answer
+
+    @property
+    def response_id(self) -> str:
+        return str(self.response["id"])
+
+    @property
+    def previous_id(self) -> str | None:
+        """Id of the turn that this one continues; None: it begins its conversation."""
+        previous: str | None = self.response["previous_response_id"]
+        return previous
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.response["output"]
+        return items
+
+
+def response_id_of(item_id: str) -> str:
+    """Return the id of the response that an item of an output belongs to: it begins the item's own."""
+    return f"resp_{item_id.partition('_')[2][:24]}"
 
 
 def make_store(config: ResponsesConfig, coordinators: int) -> "ResponseStore | None":

@@ -13,7 +13,7 @@ from deployments.fields.generation import GenerationRequest
 from deployments.fields.strict import ContentPart, IgnoredFields, StrictModel, Text, without_nulls, wrong_field
 from deployments.fields.structures import ResponseFormat
 from deployments.fields.types import Items, JsonObject, Limit, only, without_effect
-from deployments.storage.turn import Turn
+from deployments.storage.store import Turn
 
 ItemType = Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"]
 

@@ -15,7 +15,7 @@ from deployments.apis.parts import Part, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.apis.token_details import content_logprobs, token_details
 from deployments.apis.writer import AnswerIdentity
-from deployments.storage.turn import Turn
+from deployments.storage.store import Turn
 
 _LEAD = 16  # tokens; more than begin an assistant's turn
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "top_logprobs", "user")

@@ -14,8 +14,7 @@ import pytest
 from decoding.errors import UnavailableError
 from deployments.configuration.responses import ResponsesConfig
 from deployments.storage.database import Database
-from deployments.storage.store import ResponseStore, make_store
-from deployments.storage.turn import Turn
+from deployments.storage.store import ResponseStore, Turn, make_store
 
 _Result = TypeVar("_Result")
 DAY_S = 86_400.0
