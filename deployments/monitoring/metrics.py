@@ -3,17 +3,16 @@
 import math
 import time
 from collections import Counter as Tally
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric as Family
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
-from deployments.monitoring.recent import RecentSpeeds
 from deployments.scaling.policy import Felt
 
 ENDPOINT_LABELS = ("model_name", "engine")
@@ -80,6 +79,11 @@ _BUCKETS: dict[str, tuple[float, ...]] = {  # of sizes; the others' are those of
     "vllm:iteration_tokens_total": (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     "vllm:request_params_n": (1, 2, 5, 10, 20),
 }
+
+_WINDOW_S = 30.0  # that is recent
+_MOST = 1000  # recent requests that are looked at
+_LEAST = 5  # recent requests, before anything is known
+_SLOW = 0.9  # share of requests that fared at least as well as what is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,3 +332,42 @@ class Metrics:
 def _lengths(most: int) -> tuple[int, ...]:
     """Return 1, 2, 5, 10 and so on up to `most`, as vLLM's buckets of lengths."""
     return tuple(size for power in range(len(str(most))) for digit in (1, 2, 5) if (size := digit * 10**power) <= most)
+
+
+class _Answer(NamedTuple):
+    ended_s: float
+    tokens_per_s: float
+    tokens: int
+    drafted: int  # of them, by drafters in replicas of their own
+
+
+class RecentSpeeds:
+    """How a target's requests fared in the last half minute, for scaling by what users feel."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._firsts: deque[tuple[float, float]] = deque(maxlen=_MOST)  # when, and after how many seconds
+        self._answers: deque[_Answer] = deque(maxlen=_MOST)
+
+    def note_first(self, ttft_s: float) -> None:
+        self._firsts.append((self._clock(), ttft_s))
+
+    def note_answer(self, tokens_per_s: float, tokens: int, drafted: int) -> None:
+        self._answers.append(_Answer(self._clock(), tokens_per_s, tokens, drafted))
+
+    def felt(self) -> Felt:
+        since_s = self._clock() - _WINDOW_S
+        firsts = sorted(seconds for at_s, seconds in self._firsts if at_s >= since_s)
+        answers = [answer for answer in self._answers if answer.ended_s >= since_s]
+        speeds = sorted((answer.tokens_per_s for answer in answers), reverse=True)
+        tokens = sum(answer.tokens for answer in answers)
+        return Felt(
+            ttft_s=_slow(firsts),
+            tokens_per_s=_slow(speeds),
+            drafted=sum(answer.drafted for answer in answers) / tokens if len(answers) >= _LEAST else 1.0,
+        )
+
+
+def _slow(values: list[float]) -> float:
+    """Return the value of the slow tenth, of values from good to bad; 0 if there are too few."""
+    return values[min(int(_SLOW * len(values)), len(values) - 1)] if len(values) >= _LEAST else 0.0

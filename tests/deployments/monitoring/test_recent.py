@@ -2,7 +2,7 @@
 
 from actors.loops.thread import LoopTimes
 from actors.wire.messages import Report
-from deployments.monitoring.recent import RecentSpeeds
+from deployments.monitoring.metrics import RecentSpeeds
 from deployments.monitoring.replica_metrics import LoadMeter
 from deployments.scaling.policy import Felt
 
