@@ -4,14 +4,17 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import ray
 from fastapi import FastAPI
 from prometheus_client.core import Metric
 from ray import serve
+from ray._private.state import actors  # the public API asks Ray's dashboard, which need not run
+from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,13 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.loops.thread import return_idle_memory
 from deployments.admission.key_ledger import KeyLedger, SharedLimits
 from deployments.configuration.config import ServerConfig
-from deployments.replicas.cluster_state import read_cluster
 from deployments.replicas.discovery import AdapterExchange, AddressQuery, Discovery, answers_of, coordinators
 from deployments.replicas.environment import APP_NAME, COORDINATOR, deployment_name, share_interpreter, uncollected
 from deployments.replicas.model_replica import ModelReplica
-from deployments.replicas.stages import published_stages
+from deployments.replicas.stages import failure_of, published_stages, stage_of
 from deployments.scaling.controller import set_replicas
-from deployments.scaling.placement import Placements
+from deployments.scaling.placement import ClusterState, Placements, Restart
 from engine.loading.host import stages
 from engine.loading.lean_imports import without_torch
 
@@ -40,6 +42,7 @@ _OPEN_PORTS = (
     "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run any code. "
     "Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
 )
+_DETAIL = "Worker exit detail: "  # in Ray's message on a death
 _logger = logging.getLogger("ray.serve")
 
 
@@ -225,3 +228,39 @@ class CoordinatorIngress:
             service.tracer.shut_down()
         if service is not None and service.conversations.store is not None:
             service.conversations.store.close()
+
+
+def read_cluster(deployments: Sequence[str]) -> ClusterState:
+    """Read the state of the cluster, for deployments by name. The call blocks while Ray's head is away."""
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    nodes = [node.resource_usage for node in (*status.active_nodes, *status.idle_nodes) if node.resource_usage]
+    demands = (*status.resource_demands.ray_task_actor_demand, *status.resource_demands.placement_group_demand)
+    restarts = {name: Restart(*failure) for name in deployments if (failure := failure_of(name)) is not None}
+    for actor in actors(actor_state_name="DEAD").values():
+        deployment = actor["Name"].partition("#")[2].partition("#")[0]  # SERVE_REPLICA::application#deployment#id
+        death = Restart(actor["EndTime"] / 1000, death_reason(actor["DeathCause"]))
+        earlier = restarts.get(deployment)
+        if deployment in deployments and death.reason and (earlier is None or earlier.at_s < death.at_s):
+            restarts[deployment] = death
+    return ClusterState(
+        [{usage.resource_name: usage.total - usage.used for usage in node.usage} for node in nodes],
+        [(dict(shape.bundle), shape.count) for demand in demands for shape in demand.bundles_by_count],
+        {name: stage_of(name) for name in deployments},
+        restarts,
+    )
+
+
+def death_reason(cause: Any) -> str:
+    """Return why a process died by itself; "" if Serve ended it, or it never came up.
+
+    cause: Ray's `ActorDeathCause`.
+    """
+    if cause.HasField("oom_context"):
+        return "its node ran out of memory"
+    context = cause.actor_died_error_context
+    if context.reason == context.NODE_DIED:
+        return "its node died"
+    if context.reason != context.WORKER_DIED:
+        return ""
+    message = " ".join(context.error_message.partition(_DETAIL)[2].split())
+    return f"its process died: {message.partition('. ')[0] or 'Ray does not say why'}"

@@ -11,7 +11,7 @@ import pytest
 from ray.core.generated import common_pb2
 from ray.serve.exceptions import RayServeException
 
-from deployments.replicas.cluster_state import death_reason
+from deployments.replicas.coordinator import death_reason
 from deployments.scaling import placement
 from deployments.scaling.placement import ClusterState, Placement, Placements, Restart, placement_of
 
