@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from actors.loops.turnstile import Turnstile
+from actors.replica.in_process import Turnstile
 
 
 def test_turns_run_side_by_side() -> None:
