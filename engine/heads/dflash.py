@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from engine.heads.markov import MarkovHead, MarkovKind
-from engine.layers.linear import joined_linear
+from engine.layers.packing import joined_linear
 from engine.model.attention import NAME
 
 KeysValues = tuple[Tensor, Tensor]

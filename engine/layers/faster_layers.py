@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 
 from engine.kernels.quantized_weight import QuantizedWeight
 from engine.layers.latent import replace_latent_projections
-from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order, has_kernel, pack_linears
+from engine.layers.linear import FixedOrderLinear, NativeLinear, has_fixed_order, has_kernel
 from engine.layers.lora import LoraLayers
 from engine.layers.mlp import replace_activations, replace_mlps
 from engine.layers.norm import replace_norms
+from engine.layers.packing import pack_linears
 from engine.layers.quantized_experts import QuantizedExperts, pack_experts
 from engine.layers.quantized_linear import (
     NativeQuantizedEmbedding,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.kernels.native import KINDS, call, contiguous, empty, library, native_operator, structure
-from engine.layers.linear import GroupedLinear, LinearGroup
+from engine.layers.packing import GroupedLinear, LinearGroup
 
 _DTYPES_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 _SPREADS = 3.0, 300.0  # of gates: where they bend, and far out, where some layers limit them

@@ -26,7 +26,7 @@ from engine.kernels.quantized_weight import (
     weight_of,
 )
 from engine.layers.latent import PROJECTION
-from engine.layers.linear import uncalled_layers
+from engine.layers.packing import uncalled_layers
 from engine.layers.quantized_experts import QuantizedExperts, expert_matrices, part_name
 from engine.layers.quantized_linear import QuantizedEmbedding, QuantizedLinear, QuantizedModule
 from engine.layers.sharded import keep_parts, plan_parts

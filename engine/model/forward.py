@@ -13,8 +13,8 @@ from decoding.sampling.transfer import tensor_on
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.native_replay import replay_native_run
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, UntraceableError, log_failed_trace, trace
-from engine.layers.linear import PackedLinear, padded_size
 from engine.layers.lora import LoraLayers
+from engine.layers.onednn_linear import PackedLinear, padded_size
 from engine.model.attention import AttentionReader, Rows, TokensBefore, model_reach, running_over
 from engine.model.hidden_states import HiddenStateHooks
 from engine.model.kv_pages import KVPages

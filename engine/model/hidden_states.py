@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
-from engine.layers.linear import padded_size
+from engine.layers.onednn_linear import padded_size
 
 _DIMENSIONS = 3  # of [1, N, H]
 _FINAL_NORMS = "norm", "final_layernorm", "final_layer_norm", "final_norm", "ln_f", "norm_f", "embedding_norm"

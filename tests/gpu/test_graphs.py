@@ -10,7 +10,7 @@ from actors.drafter.chain import ChainStart, DraftChain
 from decoding.drafts.choices import DraftChoice
 from decoding.sampling.params import SamplingParams
 from engine.layers.faster_layers import use_faster_layers
-from engine.layers.linear import GroupedLinear
+from engine.layers.packing import GroupedLinear
 from engine.model.cuda import use_own_stream
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner

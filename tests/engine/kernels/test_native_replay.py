@@ -14,8 +14,9 @@ from engine.kernels import native_replay as replay
 from engine.kernels.native import Recording, ResultMemory, call, empty, library, native_operator
 from engine.kernels.operator_trace import Example, trace
 from engine.layers.faster_layers import round_inputs, use_faster_layers
-from engine.layers.linear import NativeLinear, PackedLinear
+from engine.layers.linear import NativeLinear
 from engine.layers.mlp import silu_gate
+from engine.layers.onednn_linear import PackedLinear
 from engine.layers.quantized_linear import round_linears
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner

@@ -14,7 +14,8 @@ from engine.kernels.triton_elementwise import fixed_order_rms_norm, rotate, silu
 from engine.kernels.triton_linear import fixed_order_linear  # isort: skip
 from engine.layers import linear as layers  # isort: skip
 from engine.layers.faster_layers import use_faster_layers  # isort: skip
-from engine.layers.linear import NativeLinear, PackedLinear  # isort: skip
+from engine.layers.linear import NativeLinear  # isort: skip
+from engine.layers.onednn_linear import PackedLinear  # isort: skip
 from engine.layers.lora import LoraLayers  # isort: skip
 from engine.model.ragged_batch import RowInput  # isort: skip
 from engine.model.runner import Runner  # isort: skip

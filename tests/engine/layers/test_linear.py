@@ -9,22 +9,13 @@ from torch.nn.functional import linear
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from engine.kernels.native import library
-from engine.layers import linear as modules
 from engine.layers import linear as native_linear
 from engine.layers.faster_layers import use_faster_layers
-from engine.layers.linear import (
-    JoinedLinear,
-    NativeLinear,
-    PackedLinear,
-    _largest_group,
-    has_kernel,
-    make_head_linears,
-    pack_linears,
-    packed_linear,
-    padded_size,
-)
+from engine.layers.linear import JoinedLinear, NativeLinear, has_kernel, make_head_linears
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import TorchRMSNorm
+from engine.layers.onednn_linear import PackedLinear, _largest_group, packed_linear, padded_size
+from engine.layers.packing import pack_linears
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.support.models import CONFIGS, tiny_model
@@ -68,7 +59,7 @@ def test_a_packed_model_gives_the_same_logits(
 ) -> None:
     """By our kernel, and by oneDNN, which pads."""
     if kernel is PackedLinear:
-        monkeypatch.setattr(modules, "has_kernel", lambda weight: False)
+        monkeypatch.setattr(native_linear, "has_kernel", lambda weight: False)
     rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
     expected = Runner(tiny_model(family), slots=3, max_length=16, max_query=8).logits(rows)
     model = tiny_model(family)
@@ -88,7 +79,7 @@ def test_a_packed_model_gives_the_same_logits(
 @pytest.mark.parametrize(("layers", "padded"), [("ours", 17), ("oneDNN's", 18), ("torch's", 18)])
 def test_batches_are_padded_for_layers_that_need_it(layers: str, padded: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if layers == "oneDNN's":
-        monkeypatch.setattr(modules, "has_kernel", lambda weight: False)
+        monkeypatch.setattr(native_linear, "has_kernel", lambda weight: False)
     model = tiny_model("llama")
     if layers != "torch's":
         use_faster_layers(model)

@@ -14,9 +14,9 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from engine.kernels.native import library
-from engine.layers.linear import GroupedLinear, pack_linears
 from engine.layers.mlp import GatedMLP, NativeActivation, replace_activations, replace_mlps
 from engine.layers.norm import NativeRMSNorm, replace_norms
+from engine.layers.packing import GroupedLinear, pack_linears
 from engine.layers.rotary import NativeRotary, replace_rotary
 
 

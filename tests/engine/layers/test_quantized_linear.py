@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from engine.kernels.quantized_weight import QuantizedWeight, rounded_to_nearest
 from engine.layers.faster_layers import use_faster_parts
-from engine.layers.linear import GroupedLinear
+from engine.layers.packing import GroupedLinear
 from engine.layers.quantized_linear import (
     NativeQuantizedEmbedding,
     NativeQuantizedLinear,
