@@ -52,8 +52,8 @@ class AdapterTable(Generic[_Row]):
         lora: with the adapters that were loaded at the start; None: the model takes none.
         heads: of the model's heads, with the same slots; None: they take none.
         """
-        self._lora, self._read, self._heads = lora, read, heads
         versions = [] if lora is None else lora.versions
+        self._lora, self._read, self._heads = lora if versions else None, read, heads
         self._held: dict[str, _Held[_Row]] = {
             version: _Held(slot) for slot, version in enumerate(versions, 1) if version
         }

@@ -24,7 +24,7 @@ from decoding.sampling.stopping import FinishReason
 # Version of the message format. Raise it when older and newer versions would misread each other: when a field is
 # renamed, or a required one is added. A new field with a default needs no new version. Coordinators use only replicas
 # of their own version.
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ COLOURS = {
     "corpus": "bright_magenta",
     "dflash": "bright_red",
     "pard": "red",
+    "self": "bright_yellow",
     "recovered": "yellow",
     "bonus": "cyan",
     "plain": None,  # None: the terminal's own

@@ -20,6 +20,7 @@ _PROPOSERS = {  # by the source of a token
     "mtp": "the MTP layer",
     "dflash": "the DFlash head",
     "pard": "the PARD model",
+    "self": "the target itself",
     "corpus": "earlier texts",
 }
 

@@ -11,7 +11,7 @@ import msgspec
 MAX_DRAFT_LENGTH = 64  # tokens of one path; longer paths are cut
 LONGEST_DRAFT = 32  # tokens that a request may let a step verify
 
-ProposerName = Literal["drafter", "ngram", "medusa", "eagle3", "mtp", "dflash", "pard", "prediction", "corpus"]
+ProposerName = Literal["drafter", "ngram", "medusa", "eagle3", "mtp", "dflash", "pard", "self", "prediction", "corpus"]
 LOOKUPS: frozenset[ProposerName] = frozenset({"ngram", "prediction", "corpus"})  # which copy, without a model
 Proposers = tuple[ProposerName, ...]  # of one token, the first to offer it first
 

@@ -21,8 +21,8 @@ class HeadsConfig(StrictModel):
         description="A folder, relative to the configuration's own folder; or an id on the Hugging Face Hub. null: "
         "the target's own checkpoint, for mtp only.",
     )
-    kind: Literal["medusa", "eagle3", "mtp", "dflash", "pard"] = Field(
-        description="medusa, eagle3, mtp, dflash or pard."
+    kind: Literal["medusa", "eagle3", "mtp", "dflash", "pard", "self"] = Field(
+        description="medusa, eagle3, mtp, dflash, pard, or self: LoRA weights by which the target drafts for itself."
     )
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
@@ -68,4 +68,6 @@ class HeadsConfig(StrictModel):
         return self.kind in ("eagle3", "mtp")
 
     def __str__(self) -> str:
+        if self.kind == "self":
+            return f"itself, by the adapter {self.path}"
         return "the MTP layer of its checkpoint" if self.path is None else f"{self.kind} heads {self.path}"

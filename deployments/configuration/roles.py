@@ -138,6 +138,8 @@ def _heads(models: Models, endpoints: Endpoints) -> Iterator[str]:
             continue
         if models[endpoint.target].tensor_parallel > 1:
             yield f"{key}: heads need all of {endpoint.target!r} in one process; set its tensor_parallel to 1"
+        if endpoint.heads.kind == "self" and models[endpoint.target].device == "balanced":
+            yield f"{key}: a model that is spread over GPUs can't draft for itself; set its device to auto"
         if endpoint.heads.kind == "mtp" and is_gguf(models[endpoint.target].path):
             yield f"{key}: the MTP layers of .gguf files are not read; name the folder of the original as the target"
         for adapter in endpoint.heads.adapters:

@@ -106,7 +106,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, FormulaReque
     proposers: list[ProposerName] | None = Field(
         None,
         description="Which of the endpoint's proposers may draft: `drafter`, `ngram`, `corpus`, `medusa`, `eagle3`, "
-        "`mtp`, `dflash`, `pard`. Same text.",
+        "`mtp`, `dflash`, `pard`, `self`. Same text.",
     )
     verification: Verification | None = Field(
         None, description="How drafts are verified, `coupled` or `rejection`, instead of as the endpoint does it."

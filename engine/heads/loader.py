@@ -25,6 +25,7 @@ from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
 from engine.heads.pard import PardModel, PardProposer, read_pard
 from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, Reading
+from engine.heads.self_drafting import SelfProposer
 from engine.heads.spec import HeadsSpec
 from engine.layers.faster_layers import round_inputs, use_faster_parts
 from engine.layers.lora import LoraLayers
@@ -41,6 +42,8 @@ _CLEARLY = 0.1  # more accepted tokens that make other layers better
 def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layers: Sequence[int]) -> None:
     """Count how often the first draft token is the target's choice. The runner's cache is empty before and after.
 
+    If the target drafts for itself, the first is its choice in any case, and the second counts.
+
     Raises:
         ConfigError: it is less often than `min_acceptance`. The text names other layers if these do better.
     """
@@ -48,7 +51,8 @@ def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layer
         return
     texts = _write(runner)
     rate = _rate(heads, runner, texts, layers)
-    _log.info("%s: %.0f %% of the first draft tokens are the target's own", spec.name, 100 * rate)
+    counted = "second" if spec.kind == "self" else "first"
+    _log.info("%s: %.0f %% of the %s draft tokens are the target's own", spec.name, 100 * rate, counted)
     if rate >= spec.min_acceptance:
         return
     count = runner.model.config.get_text_config().num_hidden_layers
@@ -62,7 +66,7 @@ def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layer
         advice = f"with `layers: {list(better)}` they are {rates[better]:.0%}; set that"
     read = f" read after {list(layers)} layers" if layers else ""
     raise ConfigError(
-        f"{spec.name}: {rate:.0%} of the first draft tokens of {spec.path!r}{read} are the target's own, and "
+        f"{spec.name}: {rate:.0%} of the {counted} draft tokens of {spec.path!r}{read} are the target's own, and "
         f"`min_acceptance` is {spec.min_acceptance:.0%}: {advice}"
     )
 
@@ -82,6 +86,7 @@ def _write(runner: Runner) -> list[list[int]]:
 def _rate(heads: HeadProposer, runner: Runner, texts: list[list[int]], layers: Sequence[int]) -> float:
     """Return the share of positions whose token the heads expect, given the text up to the token before the last."""
     right: list[Tensor] = []
+    ahead = int(heads.kind == "self")
     params = SamplingParams(max_tokens=1, temperature=0)
     for slot, text in enumerate(texts):
         hidden = runner.hidden_states([RowInput(slot, 0, text[:-1])], layers)
@@ -90,8 +95,8 @@ def _rate(heads: HeadProposer, runner: Runner, texts: list[list[int]], layers: S
             first = 0 if length == _UNTESTED else length - 2
             rows = list(range(first, length - 1))
             heads.read([Reading(slot, first, text[first + 1 : length], rows, length - 2, text[first])], hidden)
-            (choices,) = heads.propose([DraftStart(slot, length, params)], 1, RANKS)
-            right.append(torch.tensor(choices[0].tokens[0] == text[length]))
+            (choices,) = heads.propose([DraftStart(slot, length, params)], 1 + ahead, RANKS)
+            right.append(torch.tensor(choices[ahead].tokens[0] == text[length + ahead]))
     runner.cache.clear_all()
     return float(torch.stack(right).float().mean()) if right else 0.0
 
@@ -127,14 +132,18 @@ class LoadedHeads:
         return proposer
 
 
-def load_heads(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
+def load_heads(spec: HeadsSpec, model: PreTrainedModel, mask_token_id: int | None = None) -> LoadedHeads:
     """Load heads to the device of a target's output layer, in the target's type.
+
+    mask_token_id: as in `SelfProposer`, whose weights are loaded with the target's adapters.
 
     Raises:
         ConfigError: they can't be read, or are not for this target.
     """
     if spec.adapters and spec.kind not in ("eagle3", "mtp"):
         raise ConfigError(f"{spec.name}.adapters: {spec.kind} heads take none; remove the key")
+    if spec.kind == "self":
+        return _load_self(spec, mask_token_id)
     if spec.kind in ("mtp", "pard"):
         return (_load_mtp if spec.kind == "mtp" else _load_pard)(spec, model)
     checkpoint = read_checkpoint(spec)
@@ -167,6 +176,14 @@ def _make_pard(drafter: PardModel, runner: Runner) -> PardProposer:
     proposer = PardProposer(drafter, runner)
     proposer.warm_up()
     return proposer
+
+
+def _load_self(spec: HeadsSpec, mask_token_id: int | None) -> LoadedHeads:
+    for key in ("layers", "tree"):
+        if getattr(spec, key) is not None:
+            raise ConfigError(f"{spec.name}.{key}: a target that drafts for itself reads its pages; remove the key")
+    make = partial(SelfProposer, spec, mask_token_id)
+    return LoadedHeads(spec, torch.nn.Module(), (), 0, lambda slots, max_query: 0, make)
 
 
 def _load_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash", "pard"]
+HeadsKind = Literal["medusa", "eagle3", "mtp", "dflash", "pard", "self"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,19 +89,21 @@ class LoraLayers:
         rank: int,
         deterministic: bool = True,
         part: nn.Module | None = None,
+        drafts: bool = False,
     ) -> None:
         """Prepare a model, before its layers are replaced.
 
         deterministic: as in `use_faster_layers`.
         part: beside the model, such as a head; its layers get adapters then, and not the model's.
+        drafts: one more slot, the last, is for weights by which the model drafts for itself, and no request's.
         """
-        self.slots, self.max_rank, self._deterministic = slots, rank, deterministic
+        self.slots, self.max_rank, self._deterministic = slots + drafts, rank, deterministic
         self.dtype, self.device = model.dtype, model.device
         in_tiles = self.device.type == "cpu" and self.dtype == torch.bfloat16
         alignment = _ALIGNMENT_OF_TILES if in_tiles and rank > _ALIGNMENT else _ALIGNMENT
         self.rank = -(-rank // alignment) * alignment
         self.foreign: Tensor | None = None  # [N, S, 1] bool: slots that aren't the token's; None: no token has any
-        self.versions = [""] * slots  # what was written to each slot
+        self.versions = [""] * slots  # what was written to each slot that requests may have
         top: nn.Module = model if part is None else part
         inner = set((model.base_model if part is None else part).modules()) - {model.get_output_embeddings()}
         self._paths = {
@@ -157,7 +159,8 @@ class LoraLayers:
     @torch.inference_mode()
     def write(self, slot: int, version: str, pairs: Mapping[str, LoraPair]) -> None:
         """Put an adapter, which was checked, into a slot from 1 on, in place of what was there."""
-        self.versions[slot - 1] = version
+        if slot <= len(self.versions):
+            self.versions[slot - 1] = version
         for linear in {linear for linear, _ in self._layers.values()}:
             own: list[LoraPair | None] = [None] * len(linear.sizes)
             for path, (other, index) in self._layers.items():

@@ -21,6 +21,7 @@ from torch import Tensor
 from decoding.errors import ConfigError
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_NESTED = "adapter"  # where repositories of Uno have both
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _KNOWN_STARTS = {True, False, "gaussian", "eva", "orthogonal"}  # the others change the base's own weights
@@ -29,7 +30,7 @@ _HARMLESS = {  # keys that say how it was trained, or that are read here
     *("inference_mode", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"),
     *("megatron_core", "megatron_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-    *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
+    *("qalora_group_size", "runtime_config", "ensure_weight_tying", "mask_token_id"),
 }
 
 
@@ -39,16 +40,21 @@ class LoraWeights:
 
     version: str  # digest of its files
     pairs: Mapping[str, tuple[Tensor, Tensor]]  # down [r, in] and up [out, r], scaled, by the path of the linear layer
+    mask_token_id: int | None = None  # what it was trained to draft at, if it was; None: at Uno's noise
+
+    @property
+    def rank(self) -> int:
+        return max(len(down) for down, _ in self.pairs.values())
 
 
-def read_lora(path: str) -> LoraWeights:
-    """Read an adapter on this machine, or from the Hub. path: a folder or a Hub id.
+def read_lora(path: str, revision: str | None = None) -> LoraWeights:
+    """Read an adapter on this machine, or from the Hub. path: a folder, or one with a folder `adapter`, or a Hub id.
 
     Raises:
         ConfigError: it can't be read, or needs what isn't supported; the text names that.
     """
     try:
-        folder = _folder(path)
+        folder = _folder(path, revision)
         header, data = (_content(folder / name) for name in (_CONFIG, _WEIGHTS))
         config = _checked_config(header)
         pairs = _pairs(load(data), config)
@@ -56,14 +62,19 @@ def read_lora(path: str) -> LoraWeights:
         raise ConfigError(f"{path!r}: {_WEIGHTS} is damaged: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path!r}: {error}") from error
-    return LoraWeights(blake2b(header + data, digest_size=16).hexdigest(), pairs)
+    return LoraWeights(blake2b(header + data, digest_size=16).hexdigest(), pairs, config.get("mask_token_id"))
 
 
-def _folder(path: str) -> Path:
-    if Path(path).is_dir():
-        return Path(path)
+def _folder(path: str, revision: str | None) -> Path:
+    folder = Path(path) if Path(path).is_dir() else _download(path, revision)
+    nested = folder / _NESTED
+    return nested if not (folder / _CONFIG).exists() and nested.is_dir() else folder
+
+
+def _download(path: str, revision: str | None) -> Path:
+    files = [f"{prefix}{name}" for prefix in ("", f"{_NESTED}/") for name in (_CONFIG, _WEIGHTS)]
     try:
-        return Path(snapshot_download(path, allow_patterns=[_CONFIG, _WEIGHTS]))
+        return Path(snapshot_download(path, revision=revision, allow_patterns=files))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ConfigError(f"there is no such folder, and it can't be had from the Hub: {error}") from error
 

@@ -15,7 +15,7 @@ from engine.layers.faster_layers import use_faster_layers
 from engine.layers.lora import LoraLayers
 from engine.loading.checkpoint import ModelSpec, errors_of, load_model
 from engine.loading.host import stages
-from engine.loading.lora import read_lora
+from engine.loading.lora import LoraWeights, read_lora
 from engine.loading.memory_budget import (
     Bytes,
     choose_slots,
@@ -116,16 +116,25 @@ class _Loaded(NamedTuple):
 def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     stages.info("reading the weights of %s", spec.name)
     with QuickSkeletons():
+        drafting = None if heads_spec is None else _read_self_drafting(heads_spec)
         model = load_model(spec)
-        heads = None if heads_spec is None else load_heads(heads_spec, model)
+        mask = None if drafting is None else drafting.mask_token_id
+        heads = None if heads_spec is None else load_heads(heads_spec, model, mask)
     _copy_small_weights(model)
     weights: Bytes = weights_on_devices(model)
     tied = tied_output_bytes(model)
     if heads is not None:
         _copy_small_weights(heads.module)
     lora = None
-    if spec.adapter_slots:
-        lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=spec.deterministic)
+    if spec.adapter_slots or drafting is not None:
+        ranks = [spec.max_adapter_rank] if spec.adapter_slots else []
+        lora = LoraLayers(
+            model,
+            slots=spec.adapter_slots,
+            rank=max([*ranks, *([] if drafting is None else [drafting.rank])]),
+            deterministic=spec.deterministic,
+            drafts=drafting is not None,
+        )
     stages.info("packing the layers of %s", spec.name)
     with few_threads(model):
         use_faster_layers(model, deterministic=spec.deterministic, lora=lora)
@@ -134,6 +143,8 @@ def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     if lora is not None:
         names = enumerate(spec.adapters.items(), 1)
         _load_adapters(lora, {(slot, f"models.{spec.name}.adapters.{name}"): path for slot, (name, path) in names})
+        if heads_spec is not None and drafting is not None:
+            _load_adapters(lora, {(lora.slots, f"{heads_spec.name}.path"): drafting})
         weights = _sum([weights, lora.nbytes])
     with errors_of(spec), few_threads(model):
         tried = try_out(model)
@@ -153,11 +164,25 @@ def _copy_small_weights(model: nn.Module) -> None:
             tensor.data = tensor.data.clone()
 
 
-def _load_adapters(lora: LoraLayers, paths: Mapping[tuple[int, str], str]) -> None:
-    """Put adapters into slots. paths: by slot and the configuration's key. Raises ConfigError if it can't."""
-    for (slot, key), path in paths.items():
+def _read_self_drafting(spec: HeadsSpec) -> LoraWeights | None:
+    """Return the LoRA weights by which the target drafts for itself, if it is to; raises ConfigError if it can't."""
+    if spec.kind != "self":
+        return None
+    try:
+        return read_lora(spec.path, spec.revision)
+    except ConfigError as error:
+        raise ConfigError(f"{spec.name}.path: {error}") from error
+
+
+def _load_adapters(lora: LoraLayers, given: Mapping[tuple[int, str], str | LoraWeights]) -> None:
+    """Put adapters into slots. given: paths or weights, by slot and the configuration's key.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    for (slot, key), source in given.items():
         try:
-            weights = read_lora(path)
+            weights = read_lora(source) if isinstance(source, str) else source
             lora.check(weights.pairs)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error

@@ -36,6 +36,7 @@ class RowInput(msgspec.Struct, frozen=True, gc=False):
     wanted: int | None = None
     positions: Sequence[int] | None = None  # of the tokens, as the model sees them; None: those in the text
     adapter: int = 0  # the slot of the LoRA weights that its tokens get; 0: none
+    adapters: Sequence[int] = ()  # of each token, if they differ
     settled: int | None = None  # how many of its columns hold text for sure, once it has run; None: all of them
 
     @property
@@ -63,9 +64,9 @@ def with_adapter(rows: list[RowInput], adapter: int) -> list[RowInput]:
 
 def token_adapters(rows: Sequence[RowInput]) -> list[int]:
     """Return the slot of the LoRA weights of each token, [N]; [] if none has any."""
-    if not any(row.adapter for row in rows):
+    if not any(row.adapter or row.adapters for row in rows):
         return []
-    return [row.adapter for row in rows for _ in row.tokens]
+    return [slot for row in rows for slot in row.adapters or [row.adapter] * len(row.tokens)]
 
 
 def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:

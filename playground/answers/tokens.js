@@ -18,6 +18,7 @@ const PROPOSERS = {
   mtp: { name: "MTP", meaning: "the model's own MTP layer" },
   dflash: { name: "DFlash", meaning: "a DFlash head" },
   pard: { name: "PARD", meaning: "a PARD model" },
+  self: { name: "itself", meaning: "the target itself, by an adapter" },
   prediction: { name: "prediction", meaning: "the prediction in the request" },
   corpus: { name: "corpus", meaning: "a look-up in earlier texts" },
 };

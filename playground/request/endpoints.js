@@ -73,6 +73,7 @@ function described({ target, members, strategy, drafter, ngram, proposers = [], 
     proposers.includes("mtp") && "MTP layer",
     proposers.includes("dflash") && "DFlash head",
     proposers.includes("pard") && "PARD model",
+    proposers.includes("self") && "self-drafting",
     length && `γ ${length}`,
     context && `context ${number(context)}`,
   ];
