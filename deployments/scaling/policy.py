@@ -18,7 +18,7 @@ _GAIN = 0.8  # another drafter is worth it if it reduces the lag below this shar
 _TOLERANCE = 1.1  # an aim may be missed by this factor
 _ROOM = 0.8  # targets go only if the aim would be held with this factor to spare
 _MOST_STEP = 2.0  # by which the number of targets grows at once for an aim
-_SETTLING_S = 45.0  # after all are up, until first-token times, reports of them included, tell of so many
+_SETTLING_S = 45.0  # until first-token times, reports of them included, tell of so many targets, or of such a load
 _LEAST_EFFECT = 0.3  # load is a reason if the miss falls with at least this power of it
 _SIMILAR = 1.25  # requests for each target that differ by less are as many
 _LEAST_SPEEDUP = 1.02  # that drafters must bring
@@ -70,6 +70,28 @@ class AimMemory:
     since_s: float = 0.0  # when so many were up
     # By number of targets: by what factor, with how many requests for each target, and when that was last measured.
     misses: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    # By number of targets: with how many requests for each target they held the aims with room, and have not since
+    # missed them with about as many.
+    holds: Mapping[str, float] = field(default_factory=dict)
+    period: tuple[float, float] | None = None  # since when, and with how many requests for each target at least
+
+    def after(self, miss: float, load: float, latest: float, now_s: float) -> "AimMemory":
+        """Return the memory with one more measurement. load, latest: requests for each target, as means and lately.
+
+        A load counts as held once it has lasted for as long as first-token times lag behind it.
+        """
+        key, holds = str(self.count), dict(self.holds)
+        since_s, least = self.period or (now_s, math.inf)
+        least = min(least, max(load, latest))
+        is_over = now_s - since_s >= _SETTLING_S
+        if is_over and miss <= _ROOM:
+            holds[key] = max(holds.get(key, 0.0), least)
+        memory = replace(self, holds=holds, period=None if is_over else (since_s, least))
+        if miss <= _TOLERANCE or now_s - self.since_s < _SETTLING_S:
+            return memory
+        if load <= _SIMILAR * holds.get(key, 0.0):
+            holds.pop(key, None)
+        return replace(memory, misses={**self.misses, key: (miss, load, now_s)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +159,16 @@ def count_for_aims(
     """Return how many targets the aims need, 0 if nothing is known, and the updated memory.
 
     More while an aim is missed, unless each request has a target to itself already, or fewer requests for each target
-    did not help lately. Fewer while the aim would be held with room to spare. Loads as in `count_targets`.
+    did not help lately. Fewer while the aim would be held with room to spare: it was with so many, or would be if it
+    took them as many times longer as there are fewer. Loads as in `count_targets`.
     """
-    if not means or not latest or memory.count != current or running != current:
-        return current, replace(memory, count=current, since_s=now_s)
+    if not current or not means or not latest or memory.count != current or running != current:
+        return current, replace(memory, count=current, since_s=now_s, period=None)
     miss, demand = _miss(rules, latest), _demand(means, running)
     if not miss:
-        return 0, memory
+        return 0, replace(memory, period=None)
+    load = demand / current
+    memory = memory.after(miss, load, _demand(latest, running) / current, now_s)
     if now_s - memory.since_s < _SETTLING_S:
         return current, memory
     missed = [
@@ -152,10 +177,10 @@ def count_for_aims(
         if at_s >= now_s - _PROBE_PERIOD_S and count != str(current)
     ]
     if miss <= _TOLERANCE:
+        held = [int(count) for count, most in memory.holds.items() if demand <= _SIMILAR * most * int(count)]
+        fewest = min([math.ceil(current * miss / _ROOM), *held]) if miss <= _ROOM else current
         bounds = [math.floor(demand / load * _SIMILAR) + 1 for count, _, load in missed if count < current and load]
-        return min(current, max([math.ceil(current * miss / _ROOM), *bounds])), memory
-    load = demand / current
-    memory = replace(memory, misses={**memory.misses, str(current): (miss, load, now_s)})
+        return min(current, max([fewest, *bounds])), memory
     as_good = [count for count, other, more in missed if not _helped((other, more), (miss, load))]
     as_bad = [count for count, other, less in missed if not _helped((miss, load), (other, less))]
     if as_good:

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import quantiles
 
 import pytest
@@ -40,6 +40,7 @@ class Server:
     rules: ScalingRules = RULES
     step_s: float = 0.02
     row_s: float = 0.002
+    shared: float = 1.0  # of a target's speed is left where several run
     most: int = 16
     now_s: float = 0.0
     wanted: int = 1
@@ -76,7 +77,7 @@ class Server:
         while self.queue and len(least := min(up, key=len)) < 32:
             least.append(Answering(self.queue.popleft()))
         for rows in up:
-            left_s = TICK_S
+            left_s = TICK_S * (self.shared if len(up) > 1 else 1)
             for row in rows:  # prompts first
                 spent_s = min(row.prompt_s, left_s)
                 row.prompt_s, left_s = row.prompt_s - spent_s, left_s - spent_s
@@ -155,6 +156,50 @@ def test_targets_go_when_the_load_does() -> None:
     ttft_s, speed = server.felt(server.now_s - 120)
     assert ttft_s <= 0.55
     assert speed >= 20 / 1.1
+
+
+def test_one_target_serves_again_what_it_served_before_the_load_tripled() -> None:
+    """Each of several targets on shared cores is slower: half of them don't take twice as long."""
+    server = Server(rate=0.8, rules=ScalingRules("target", tokens_per_s=20), shared=0.8)
+    for rate, path in ((0.8, [1]), (2.4, [1, 2, 3]), (0.8, [1, 2, 3, 1]), (2.4, [1, 2, 3, 1, 2, 3])):
+        server.rate = rate
+        server.run(900)
+        assert server.path == path
+        assert server.felt(server.now_s - 120)[1] >= 20 / 1.1
+
+
+def memory_of(measurements: list[tuple[float, float]], count: int = 1) -> AimMemory:
+    """Return what is remembered of a target with so many requests, and by what factor they missed an aim of 0.5 s."""
+    memory = AimMemory(count)
+    for tick, (rows, miss) in enumerate(measurements):
+        load = loads(count, rows=rows, ttft_s=0.5 * miss)
+        _, memory = count_for_aims(RULES, count, load, load, memory, 10.0 * tick, running=count)
+    return memory
+
+
+HELD = [(2.0, 0.6)] * 20
+
+
+@pytest.mark.parametrize(
+    ("measurements", "rows", "miss", "count"),
+    [
+        ([], 2, 0.6, 2),  # nothing is known: one might take twice as long
+        (HELD, 2, 0.6, 1),
+        (HELD, 2.4, 0.6, 1),
+        (HELD, 3, 0.6, 2),  # more requests than were held
+        (HELD, 2, 0.9, 2),  # two hold it barely
+        (HELD[:3], 2, 0.6, 2),  # not for long
+        ([*HELD, (2.2, 1.2)], 2, 0.6, 2),  # missed since, with as many
+        ([*HELD, (6, 1.2)], 2, 0.6, 1),
+        ([*HELD, (6, 0.7), (6, 0.7), (6, 1.2)], 5, 0.6, 2),  # the load grew before the first tokens were late
+    ],
+)
+def test_fewer_targets_come_back_to_what_they_held(
+    measurements: list[tuple[float, float]], rows: float, miss: float, count: int
+) -> None:
+    now = loads(2, rows=rows / 2, ttft_s=0.5 * miss)
+    memory = replace(memory_of(measurements), count=2)
+    assert count_for_aims(RULES, 2, now, now, memory, 1000.0, running=2)[0] == count
 
 
 def test_an_aim_that_no_number_of_targets_holds_does_not_start_them_all() -> None:
