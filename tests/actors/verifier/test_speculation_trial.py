@@ -22,6 +22,7 @@ class Load:
     contention: float = 1.5  # of a plain step while drafters are at work
     reading_s: float = 0.0  # of a token that a drafter has missed; the target would need longer
     answer: int = 200  # tokens per row; drafters have missed no more
+    hiccup: float = 1.0  # factor on all times, as other processes cause it
 
     @property
     def gain(self) -> float:
@@ -84,6 +85,7 @@ class Machine:
         tokens = sum(int(per_row) + (self._rng.random() < per_row % 1) for _ in range(rows))
         factor = load.slowdown if drafted else load.contention if at_work else 1.0
         seconds = load.plain_s * factor * self._rng.uniform(1 - self._spread, 1 + self._spread)
+        seconds *= load.hiccup
         catch_up_s = (2 if self._reads_beside else 4) * reading_s
         seconds += reading_s * (speculates and not self._reads_beside)
         self._missed = 0 if speculates else missed + tokens
@@ -348,6 +350,33 @@ def test_hiccups_of_the_machine_do_not_end_speculation_that_pays(share: float, h
         return plain_s / seconds
 
     assert mean(speed(seed) for seed in range(20)) > 1.55
+
+
+@pytest.mark.parametrize("speculates", [False, True], ids=["plain", "drafts"])
+@pytest.mark.parametrize(("rows", "plain_s"), [(1, 0.0087), (8, 0.023)])
+@pytest.mark.parametrize("worth", [0.85, 1.3])
+def test_a_slow_moment_in_a_trial_is_soon_corrected(worth: float, rows: int, plain_s: float, speculates: bool) -> None:
+    """Such as 0.3 s in which all steps take twice as long, from the beginning of the first trial of a mode."""
+    load = Load(rows=rows, plain_s=plain_s, tokens=1.8, slowdown=1.8 / worth, contention=1.0)
+    machines = [Machine(seed=seed, drafter_steps=0, spread=0.08, start_error=1.0) for seed in range(10)]
+    for machine in machines:
+        while machine.seconds < 140 and not (machine.trial.is_trying and machine.trial.speculates(rows) == speculates):
+            machine.run(machine.seconds + 0.001, load)
+        machine.run(machine.seconds + 0.3, replace(load, hiccup=2.0))
+    assert mean(machine.run(machine.seconds + 30, load) for machine in machines) < 0.025
+
+
+def test_drafts_that_cease_to_pay_after_a_slow_moment_are_found_out_soon() -> None:
+    """A plain trial that other processes slow down makes drafts look twice as good. Then the temperature changes."""
+    before = Load(plain_s=0.023, tokens=2.0, slowdown=2.0 / 1.1, contention=1.0)
+    machines = [Machine(seed=seed, drafter_steps=0, spread=0.08, start_error=1.0) for seed in range(10)]
+    for machine in machines:
+        machine.run(60, before)
+        while not (machine.trial.is_trying and not machine.trial.speculates(8)):
+            machine.run(machine.seconds + 0.001, before)
+        machine.run(machine.seconds + 0.3, replace(before, hiccup=3.0))
+    after = replace(before, tokens=1.5)
+    assert mean(machine.run(machine.seconds + 8, after) for machine in machines) < 0.055
 
 
 def test_steps_in_which_no_proposer_was_at_work_end_no_trial() -> None:
