@@ -14,7 +14,7 @@ from deployments.fields.strict import ContentPart, IgnoredFields, StrictModel, T
 from deployments.fields.structures import structure_of
 from deployments.fields.types import Items, JsonObject
 
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}  # what a function without `parameters` takes
 # What else in a schema may name properties.
 _OTHER_PROPERTIES = {
     "additionalProperties",
@@ -211,7 +211,7 @@ class ToolUse(StrictModel):
         if self.tool_choice is None or not self.must_call:
             return None
         schemas = {
-            function.name: _arguments(function.parameters or _ANY_OBJECT) for function in self._allowed_functions
+            function.name: _arguments(function.parameters or _NO_ARGUMENTS) for function in self._allowed_functions
         }
         if self.tool_choice.name is not None and self.tool_choice.name in schemas:
             return _compact(schemas[self.tool_choice.name])
@@ -229,8 +229,9 @@ class ToolUse(StrictModel):
             }
             for (function, schema), base in zip(schemas.items(), bases, strict=True)
         ]
-        single = self.parallel_tool_calls is False or not self.tool_choice.parallel
-        bound = {"maxItems": 1} if single else {}
+        bound = {} if any(map(_takes_any, schemas.values())) else {"maxItems": len(calls)}
+        if self.parallel_tool_calls is False or not self.tool_choice.parallel:
+            bound = {"maxItems": 1}
         return _compact({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound})
 
 
@@ -241,6 +242,11 @@ def _arguments(schema: dict[str, Any]) -> dict[str, Any]:
     """
     is_open = "properties" not in schema or not _OTHER_PROPERTIES.isdisjoint(schema)
     return schema if is_open else schema | {"additionalProperties": False}
+
+
+def _takes_any(arguments: dict[str, Any]) -> bool:
+    """Whether calls can differ in their arguments. Small models repeat those that can't until no tokens are left."""
+    return bool(arguments.get("properties")) or arguments.get("additionalProperties") is not False
 
 
 def _compact(schema: dict[str, Any]) -> Structure:

@@ -389,4 +389,5 @@ def _check_untied(adapted: nn.Module) -> None:
 
 
 def _cannot_load(spec: ModelSpec, error: Exception) -> ConfigError:
-    return ConfigError(f"models.{spec.name}.path: can't load {spec.path!r}: {error}")
+    reason = repr(error) if isinstance(error, KeyError) else error  # its text is the key alone
+    return ConfigError(f"models.{spec.name}.path: can't load {spec.path!r}: {reason}")

@@ -192,10 +192,16 @@ def _load_adapters(lora: LoraLayers, given: Mapping[tuple[int, str], str | LoraW
 def _allocate(loaded: Sequence[_Loaded], *, caches: int = 1, practises_later: bool = False) -> list[Runner]:
     """Return runners with caches of the same number of pages. The first model's settings count for all.
 
+    Where a drafter's `max_length` is not configured, its texts are no longer than its target's.
+
     caches: that each model will have. practises_later: of the first model's.
     """
     spec = loaded[0].spec
     lengths = [context_length(each.model.config, each.spec.max_length) for each in loaded]
+    lengths = [
+        length if each.spec.max_length is not None else min(length, lengths[0])
+        for length, each in zip(lengths, loaded, strict=True)
+    ]
     max_queries = [max(each.spec.prefill_chunk, 64) for each in loaded]
     column = _sum([each.column for each in loaded] * caches)
     weights = _sum([each.weights for each in loaded])

@@ -172,6 +172,20 @@ def test_arguments_have_no_other_properties_unless_the_schema_speaks_of_them(
         assert (schema.get("additionalProperties") is False) == closed
 
 
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_functions_without_arguments_are_called_without_and_no_oftener_than_there_are(
+    engine: Engine, with_tools: dict[str, ServedEndpoint], parameters: dict[str, Any] | None
+) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("now", "here")]
+    with TestClient(make_api(Service(with_tools, engine.coordinator))) as client:
+        for seed in range(4):
+            answer = ask(client, tools=tools, tool_choice="required", max_tokens=300, seed=seed)
+            assert answer["finish_reason"] == "tool_calls"
+            called = [call["function"] for call in answer["message"]["tool_calls"]]
+            assert 1 <= len(called) <= 2
+            assert all((call["name"], call["arguments"]) in (("now", "{}"), ("here", "{}")) for call in called)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_a_forced_call_that_was_cut_off_is_no_text(

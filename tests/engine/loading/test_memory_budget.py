@@ -178,3 +178,11 @@ def test_a_target_and_its_colocated_drafter_share_the_memory(folder: Path) -> No
         spec(folder, prefill_chunk=64, memory_bytes=2 * (weights + 12 * page)), spec(folder, prefill_chunk=64)
     )
     assert [runner.cache.allocator.pages for runner in runners] == [11, 11]
+
+
+def test_a_colocated_drafter_needs_no_longer_texts_than_its_target(folder: Path) -> None:
+    """It has as many pages, which hold one request of the longest, so its own length could leave no room."""
+    target = spec(folder, max_length=128, kv_tokens=192, prefill_chunk=64)
+    for configured, expected in ((None, 128), (48, 48)):
+        runners = load_pair(target, spec(folder, max_length=configured, prefill_chunk=64))
+        assert [runner.max_length for runner in runners] == [128, expected]
