@@ -13,7 +13,7 @@ from deployments.apis.events import Arguments, Call, End, Event, Reasoning, Text
 from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Choice, Part
 from deployments.apis.writer import AnswerIdentity, Writer
-from deployments.fields.generation import GenerationRequest
+from deployments.fields.generation import ConversationRequest
 from deployments.strategies.panel import Outcome, Progress
 
 ItemEvent = tuple[str, dict[str, Any]]  # type, other fields
@@ -53,15 +53,11 @@ class ItemWriter(Writer):
     """Writes the deltas of one request as texts, reasoning and calls of tools."""
 
     def __init__(
-        self,
-        body: GenerationRequest,
-        request: Request,
-        stream: AnswerStream,
-        decoder: TokenDecoder,
-        *,
-        identity: AnswerIdentity,
+        self, body: ConversationRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
-        self._stream, self._identity = stream, identity
+        (request,) = requests
+        self._body, self._decoder, self._identity = body, decoder, identity
+        self._stream = AnswerStream(body, request.prompt, decoder, structured=body.structure is not None)
         by_token = body.logprob_count is not None or bool(body.return_token_details)
         self._choice = Choice(request, decoder, by_token=by_token, prompt_only=False)
         self._prompt_tokens = len(request.prompt)

@@ -16,14 +16,13 @@ from decoding.tokenizers.vocabulary import Compatibility
 from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.decoder import TokenDecoder
-from deployments.apis.messages.request import CountTokensRequest, MessagesRequest, TokenCount
-from deployments.apis.responses.request import ResponsesRequest
+from deployments.apis.messages.request import CountTokensRequest, TokenCount
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.endpoints.bounds import Bounds, StructureChecker, check_feasible
 from deployments.endpoints.compressor import Compressor
 from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.formulas import Formula, FormulaReader
-from deployments.fields.generation import GenerationRequest
+from deployments.fields.generation import ConversationRequest, GenerationRequest
 from deployments.fields.prompts import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.fields.sampling import SamplingFields
 from deployments.fields.strict import nearest
@@ -136,7 +135,7 @@ class ServedEndpoint:
         match body:
             case CompletionRequest():
                 return [self.encoder.prompt(prompt) for prompt in body.prompt]
-            case ChatRequest() | ResponsesRequest() | MessagesRequest():
+            case ConversationRequest():
                 return [self.encoder.conversation(body.to_conversation())]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")

@@ -7,13 +7,10 @@ from operator import itemgetter
 from actors.coordinator.request import Term
 from decoding.blending.params import BlendParams
 from decoding.errors import ContextLengthError, InvalidRequestError
-from deployments.apis.chat.request import ChatRequest
-from deployments.apis.messages.request import MessagesRequest
-from deployments.apis.responses.request import ResponsesRequest
 from deployments.endpoints.encoder import Encoder
 from deployments.fields.conversation import Conversation, Message
 from deployments.fields.formulas import FormulaFields, TermFields
-from deployments.fields.generation import GenerationRequest
+from deployments.fields.generation import ConversationRequest, GenerationRequest
 from deployments.fields.strict import nearest
 
 
@@ -41,9 +38,7 @@ class FormulaReader:
 
     def read(self, fields: FormulaFields, body: GenerationRequest, prompt: Sequence[int]) -> Formula:
         """Return the formula of a request. prompt: the request's, in tokens."""
-        conversation = (
-            body.to_conversation() if isinstance(body, ChatRequest | ResponsesRequest | MessagesRequest) else None
-        )
+        conversation = body.to_conversation() if isinstance(body, ConversationRequest) else None
         own, *others = fields.expanded(chat=conversation is not None)
         weights = tuple(term.weight for term in (own, *others))
         if not any(weights):

@@ -6,22 +6,18 @@ from functools import partial
 
 from actors.coordinator.request import Delta, Request
 from decoding.errors import ContextLengthError, InvalidRequestError
-from deployments.apis.chat.request import ChatRequest
 from deployments.apis.completions.request import CompletionRequest
 from deployments.apis.events import Text
-from deployments.apis.messages.request import MessagesRequest
 from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Part
-from deployments.apis.responses.request import ResponsesRequest
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_compression import InThread
 from deployments.fields.conversation import TextPart
 from deployments.fields.ensembles import EnsembleFields
-from deployments.fields.generation import GenerationRequest
+from deployments.fields.generation import ConversationRequest, GenerationRequest
 from deployments.fields.sampling import TOKEN_ID_FIELDS
 from deployments.strategies.strategy import Proposal, Synthesize
 
-_Chat = ChatRequest | ResponsesRequest | MessagesRequest
 # Fields that count for the writer alone: they describe the one answer that the client gets, or name its tokens.
 _WRITERS_OWN = (
     "n",
@@ -36,9 +32,9 @@ _WRITERS_OWN = (
 
 def check_panel(body: GenerationRequest, panel: str) -> None:
     """Raise InvalidRequestError if several answers to the body can't become one. panel: the endpoint's name."""
-    tools = isinstance(body, _Chat) and bool(body.offered_tools)
+    tools = isinstance(body, ConversationRequest) and bool(body.offered_tools)
     ids = isinstance(body, CompletionRequest) and not all(isinstance(prompt, str) for prompt in body.prompt)
-    asks = not isinstance(body, _Chat) or _asks(body)
+    asks = not isinstance(body, ConversationRequest) or _asks(body)
     for is_wrong, field, problem in (
         (tools, "tools", "calls by several models can't become one; leave them out, or ask one of its models"),
         (body.searches, "use_beam_search", "that is sampled; leave it out"),
@@ -53,7 +49,7 @@ def check_panel(body: GenerationRequest, panel: str) -> None:
             raise InvalidRequestError(reason, field=field)
 
 
-def _asks(body: _Chat) -> bool:
+def _asks(body: ConversationRequest) -> bool:
     conversation = body.to_conversation()
     return conversation.messages[-1].role == "user" and not conversation.continue_final_message
 
@@ -90,7 +86,7 @@ class PanelComposer:
         return await self._in_thread(partial(self._compose, proposals))
 
     def read(self, model: str, delta: Delta) -> str:
-        if not isinstance(self._body, _Chat):
+        if not isinstance(self._body, ConversationRequest):
             return delta.text.strip()
         member, structured = self._writer.panel[model], self.request.params.structure is not None
         stream = AnswerStream(self._body, self._prompts[model], member.token_decoder, structured=structured)
@@ -143,7 +139,7 @@ class PanelComposer:
         body, encoder = self._body, self._writer.encoder
         if isinstance(body, CompletionRequest):
             return encoder.prompt(self._write(str(body.prompt[self._index]), proposals))
-        assert isinstance(body, _Chat)
+        assert isinstance(body, ConversationRequest)
         conversation = body.to_conversation()
         *before, last = conversation.messages
         text = TextPart(type="text", text=self._write(last.text, proposals))

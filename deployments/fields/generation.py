@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 from decoding.beams.options import MAX_BEAMS
 from decoding.drafts.draft import LONGEST_DRAFT, ProposerName
 from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
+from deployments.fields.conversation import Conversation, ToolUse
 from deployments.fields.ensembles import EnsembleFields
 from deployments.fields.formulas import FormulaRequestFields
 from deployments.fields.prompts import Compressed
@@ -288,3 +289,34 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, FormulaReque
     def seed_or_new(self) -> int:
         """The client's seed, or a new one."""
         return secrets.randbits(_SEED_BITS) if self.seed in (None, _DRAW_SEED) else self.seed
+
+
+class ConversationRequest(GenerationRequest, ToolUse):
+    """A request to answer in a conversation: what chat, responses and messages share."""
+
+    def to_conversation(self) -> Conversation:
+        """Return the whole conversation as chat has it."""
+        raise NotImplementedError
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        return [*super()._conditions(), *self.tool_conditions()]
+
+    @property
+    def own_structure(self) -> tuple[str, Structure | None] | None:
+        """The field by which this API alone asks for a structure, and that; None: it is not set."""
+        return None
+
+    @property
+    def shared_structure(self) -> Structure | None:
+        """The structure by the fields that all APIs have."""
+        return super().structure
+
+    @property
+    def structure(self) -> Structure | None:
+        own = self.own_structure
+        return self.forced_structure() or (self.shared_structure if own is None else own[1])
+
+    @property
+    def structure_field(self) -> str:
+        own = self.own_structure
+        return "tools" if self.must_call else super().structure_field if own is None else own[0]

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from decoding.sampling.params import Structure
 from deployments.fields.conversation import (
     Conversation,
     Document,
@@ -14,7 +13,7 @@ from deployments.fields.conversation import (
     ToolFields,
     thinking_variables,
 )
-from deployments.fields.generation import GenerationRequest
+from deployments.fields.generation import ConversationRequest
 from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.strict import StrictModel, Text
 from deployments.fields.types import Items, Limit, only, without_effect
@@ -56,7 +55,7 @@ def _null_as_empty(value: object) -> object:
     return [] if value is None else value
 
 
-class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFields, ChatCompatibilityFields):
+class ChatRequest(ToolFields, ConversationRequest, TemplateFields, CompressionFields, ChatCompatibilityFields):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
@@ -106,7 +105,6 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
                 "needs add_generation_prompt: false",
             ),
             (not self.top_logprobs or bool(self.logprobs), "top_logprobs", "needs logprobs: true"),
-            *self.tool_conditions(),
         ]
 
     @property
@@ -133,14 +131,6 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
     @property
     def switch_field(self) -> str:
         return "reasoning_effort" if self.enable_thinking is None else "enable_thinking"
-
-    @property
-    def structure(self) -> Structure | None:
-        return self.forced_structure() or super().structure
-
-    @property
-    def structure_field(self) -> str:
-        return "tools" if self.must_call else super().structure_field
 
     @property
     def wanted_max_tokens(self) -> int | None:

@@ -20,7 +20,7 @@ from deployments.fields.conversation import (
     functions_only,
     thinking_variables,
 )
-from deployments.fields.generation import GenerationRequest
+from deployments.fields.generation import ConversationRequest
 from deployments.fields.strict import ContentPart, StrictModel, Text, wrong_field
 from deployments.fields.structures import structure_of
 from deployments.fields.types import EndpointName, Items, JsonObject, StopStrings, without_effect
@@ -217,7 +217,7 @@ class AnthropicConversation(ToolUse):
         return thinking_variables(self.output_config.effort if self.output_config else None, enabled)
 
 
-class MessagesRequest(AnthropicConversation, GenerationRequest):
+class MessagesRequest(AnthropicConversation, ConversationRequest):
     """POST /v1/messages."""
 
     prompt_field = "messages"
@@ -247,7 +247,7 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
             (self.choices == 1, "n", "should be 1; a message is one answer"),
             (self.prompt_logprobs is None, "prompt_logprobs", "is not part of messages; use completions or chat"),
             (
-                self._format is None or super().structure is None,
+                self.own_structure is None or self.shared_structure is None,
                 "output_config",
                 "has no place beside response_format or structured_outputs; set one of them",
             ),
@@ -256,12 +256,7 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
                 "messages",
                 "should end with the user's, where a call is forced",
             ),
-            *self.tool_conditions(),
         ]
-
-    @property
-    def _format(self) -> OutputFormat | None:
-        return None if self.output_config is None else self.output_config.format
 
     @property
     def switch_field(self) -> str:
@@ -276,14 +271,9 @@ class MessagesRequest(AnthropicConversation, GenerationRequest):
         return None
 
     @property
-    def structure(self) -> Structure | None:
-        own = None if self._format is None else structure_of(self._format.schema_)
-        return self.forced_structure() or own or super().structure
-
-    @property
-    def structure_field(self) -> str:
-        own = super().structure_field if self._format is None else "output_config"
-        return "tools" if self.must_call else own
+    def own_structure(self) -> tuple[str, Structure | None] | None:
+        wanted = None if self.output_config is None else self.output_config.format
+        return None if wanted is None else ("output_config", structure_of(wanted.schema_))
 
 
 class CountTokensRequest(AnthropicConversation):

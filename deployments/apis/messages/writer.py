@@ -4,27 +4,17 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from actors.coordinator.request import Request
-from deployments.apis.decoder import TokenDecoder
 from deployments.apis.errors import error_event, typed_sse
 from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
 from deployments.apis.messages.request import MessagesRequest
-from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Part
-from deployments.apis.writer import AnswerIdentity
 
 
 class MessagesWriter(ItemWriter):
     """Writes the deltas of one request as texts, thinking and calls of tools."""
 
-    def __init__(
-        self, body: MessagesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
-    ) -> None:
-        (request,) = requests
-        stream = AnswerStream(body, request.prompt, decoder, structured=body.structure is not None)
-        super().__init__(body, request, stream, decoder, identity=identity)
-        self._body = body
+    _body: MessagesRequest
 
     def begin(self) -> str:
         return self._write([("message_start", {"message": self._message(None)})])

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from decoding.sampling.params import Structure
 from deployments.fields.conversation import Conversation, FlatToolFields, Message, refusal_as_text, thinking_variables
-from deployments.fields.generation import GenerationRequest
+from deployments.fields.generation import ConversationRequest
 from deployments.fields.strict import ContentPart, IgnoredFields, StrictModel, Text, without_nulls, wrong_field
 from deployments.fields.structures import ResponseFormat
 from deployments.fields.types import Items, JsonObject, Limit, only, without_effect
@@ -167,7 +167,7 @@ class Memory:
     is_kept: bool = False  # whether the answer will be kept
 
 
-class ResponsesRequest(GenerationRequest, FlatToolFields):
+class ResponsesRequest(FlatToolFields, ConversationRequest):
     """POST /v1/responses."""
 
     prompt_field = "input"
@@ -226,7 +226,6 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
                 "max_tokens",
                 "has no place beside max_output_tokens; set one of them",
             ),
-            *self.tool_conditions(),
         ]
 
     def to_conversation(self) -> Conversation:
@@ -272,12 +271,6 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
         return "reasoning"
 
     @property
-    def structure(self) -> Structure | None:
+    def own_structure(self) -> tuple[str, Structure | None] | None:
         wanted = self.text.format if self.text else None
-        own = super().structure if wanted is None else wanted.response_format.structure
-        return self.forced_structure() or own
-
-    @property
-    def structure_field(self) -> str:
-        own = "text.format" if self.text and self.text.format else super().structure_field
-        return "tools" if self.must_call else own
+        return None if wanted is None else ("text.format", wanted.response_format.structure)

@@ -10,7 +10,6 @@ from deployments.apis.decoder import TokenDecoder
 from deployments.apis.errors import error_event, typed_sse
 from deployments.apis.events import Arguments, Call, Reasoning, Text
 from deployments.apis.items import Item, ItemEvent, ItemWriter, Status
-from deployments.apis.parser import AnswerStream
 from deployments.apis.parts import Part, reasoning_tokens
 from deployments.apis.responses.request import ResponsesRequest
 from deployments.apis.token_details import content_logprobs, token_details
@@ -24,14 +23,13 @@ _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_token
 class ResponsesWriter(ItemWriter):
     """Writes the deltas of one request as messages, reasoning and function calls."""
 
+    _body: ResponsesRequest
+
     def __init__(
         self, body: ResponsesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
-        (request,) = requests
-        stream = AnswerStream(body, request.prompt, decoder, structured=body.structure is not None)
-        super().__init__(body, request, stream, decoder, identity=identity)
-        self._body, self._decoder = body, decoder
-        self._lead = list(request.prompt[-_LEAD:])
+        super().__init__(body, requests, decoder, identity=identity)
+        self._lead = list(requests[0].prompt[-_LEAD:])
         self._sequence = 0
 
     def begin(self) -> str:
