@@ -98,7 +98,7 @@ def complete(
     **shorthands: object,
 ) -> None:
     """Continue a text: PROMPT, or what standard input has."""
-    from cli.console import complete as completing
+    from cli.console import printer
     from cli.console.conversation import choose_model
 
     if comparing and as_json:
@@ -107,11 +107,11 @@ def complete(
     body = {**_parameters(assignments, shorthands), "prompt": _text(prompt)}
     body["model"] = choose_model(client.document("/v1/models")["data"], model)["id"]
     if as_json:
-        generation = completing.complete_as_json(client, body, _console)
+        generation = printer.complete_as_json(client, body, _console)
     elif comparing:
-        generation = completing.complete_twice(client, body, _console, colours=colours)
+        generation = printer.complete_twice(client, body, _console, colours=colours)
     else:
-        generation = completing.complete(client, body, _console, _errors, colours=colours)
+        generation = printer.complete(client, body, _console, _errors, colours=colours)
     if generation.stopped:
         raise SystemExit(_INTERRUPTED)
 

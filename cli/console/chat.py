@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.console.complete import compare
 from cli.console.conversation import Conversation, Turn, as_written, choose_model
 from cli.console.editor import without_echo
 from cli.console.generation import CHAT, Generator
-from cli.console.printer import TextPrinter, summary
+from cli.console.printer import TextPrinter, compare, summary
 from decoding.errors import ConsortError, InvalidRequestError
 from deployments.client import Client
 from deployments.fields.strict import nearest

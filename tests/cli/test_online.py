@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from cli import shell
-from cli.console.complete import complete
+from cli.console.printer import complete
 from cli.status import StatusReader, render, watch
 from deployments.client import Client
 from deployments.configuration.paths import ROOT
