@@ -24,7 +24,7 @@ from deployments.endpoints.service import Service
 from deployments.endpoints.templates import TemplateList
 from deployments.http.live_metrics import exposition, own_metrics, shared_metrics
 from deployments.http.middleware import Drain
-from deployments.scaling.placement import Placement
+from deployments.scaling.placement import Placement, Restart
 
 
 class RequestCounts(BaseModel):
@@ -103,13 +103,6 @@ class PresentWeights(BaseModel):
     error: str | None  # why it could not load what came next, or can't sleep
 
 
-class LastRestart(BaseModel):
-    """Why the last replica that failed had to be replaced."""
-
-    at_s: float  # Unix time
-    reason: str
-
-
 class ModelReplicas(BaseModel):
     """How many replicas a model has."""
 
@@ -119,7 +112,7 @@ class ModelReplicas(BaseModel):
     starting: int  # with room on a node
     unplaceable: int
     reason: str | None  # why fewer run than are wanted
-    last_restart: LastRestart | None  # null: none, as far as Ray remembers
+    last_restart: Restart | None  # null: none, as far as Ray remembers
 
 
 class ReplicaLoad(BaseModel):
