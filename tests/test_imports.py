@@ -148,6 +148,30 @@ def test_a_coordinator_of_the_default_application_needs_no_torch() -> None:
     assert not process.stderr
 
 
+TARGET = """
+import sys
+from pathlib import Path
+import deployments.replicas.model_replica
+from deployments.configuration.config import load_config
+from engine.loading.lean_imports import lean_imports
+config = load_config()
+with lean_imports():
+    from actors.replica.replica import ReplicaSpec, load_replica
+    import deployments.endpoints.adapters, deployments.monitoring.replica_metrics
+    model, heads = config.models["smollm2"].spec("smollm2"), config.heads_of("smollm2")
+    runner, _ = load_replica(ReplicaSpec(role="target", model=model, heads=heads))
+print("modules", *{"deployments.apis", "deployments.endpoints.endpoint", "pandas", "scipy", "sklearn"} & {*sys.modules})
+files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+print("weights", *[file for file in files if file.endswith((".gguf", ".safetensors"))])
+print(runner.model.model.embed_tokens.get_submodule("_layer") is runner.model.lm_head)
+"""
+
+
+def test_a_default_target_keeps_no_file_of_weights_and_loads_no_module_of_endpoints() -> None:
+    process = subprocess.run([sys.executable, "-c", TARGET], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines() == ["modules", "weights", "True"], process.stderr
+
+
 EVERY_HELP = """
 import contextlib, io, sys
 import click

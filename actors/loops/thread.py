@@ -147,13 +147,15 @@ class IdleMemory:
             self._trim()
 
     def run(self) -> None:
+        """Call `trim` now, for what a start freed, and then whenever `check` says so."""
+        self._trim()
         while True:
             time.sleep(self._period_s)
             self.check(time.process_time())
 
 
 def return_idle_memory() -> None:
-    """Start a thread that does so for this process, where the C library can."""
+    """Start a thread that does so now and later for this process, where the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         memory = IdleMemory(lambda: trim(0))

@@ -8,15 +8,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError, UnknownModelError
 from deployments.configuration.paths import check_local, is_local, nested_adapter
 from deployments.configuration.values import check_name
-from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.fields.strict import nearest
 
-TryOut = Callable[[ServedEndpoint], Awaitable[None]]
+if TYPE_CHECKING:  # replicas keep a registry, and need none of it
+    from deployments.endpoints.endpoint import ServedEndpoint
+
+TryOut = Callable[["ServedEndpoint"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class AdapterRegistry:
 class RunTimeAdapters(AdapterRegistry):
     """The adapters among a server's endpoints, as far as they come and go. For use in one event loop."""
 
-    def __init__(self, endpoints: MutableMapping[str, ServedEndpoint], try_out: TryOut) -> None:
+    def __init__(self, endpoints: MutableMapping[str, "ServedEndpoint"], try_out: TryOut) -> None:
         """
         endpoints: all that clients may ask for, by name; kept up to date here.
         try_out: asks a replica for a token of an adapter's endpoint, and raises what goes wrong.
@@ -110,7 +113,7 @@ class RunTimeAdapters(AdapterRegistry):
             elif present is None or (present.parent is not None and present.endpoint.adapter != change.adapter):
                 self._endpoints[name] = base.with_adapter(change.adapter)
 
-    def _parent(self, name: str | None) -> ServedEndpoint:
+    def _parent(self, name: str | None) -> "ServedEndpoint":
         parents = {name: served for name, served in self._endpoints.items() if served.max_adapters}
         if name is None and len(parents) == 1:
             return next(iter(parents.values()))
@@ -121,7 +124,7 @@ class RunTimeAdapters(AdapterRegistry):
             )
         return parents[name]
 
-    def _check_name(self, name: str, base: ServedEndpoint, *, replace: bool) -> None:
+    def _check_name(self, name: str, base: "ServedEndpoint", *, replace: bool) -> None:
         present = self._endpoints.get(name)
         is_adapter = present is not None and present.parent == base.name
         if present is not None and not (replace and is_adapter):

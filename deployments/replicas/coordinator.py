@@ -86,7 +86,6 @@ class CoordinatorIngress:
             from deployments.http.middleware import Drain
 
         share_interpreter()
-        return_idle_memory()
         _get_global_client()  # kept by Serve: later, while Ray's head is away, finding it would block the event loop
         if os.environ.get("RAY_AUTH_MODE") != "token":
             _logger.warning(_OPEN_PORTS)
@@ -108,6 +107,7 @@ class CoordinatorIngress:
         await self._adapters.sync()
         gc.collect()
         gc.freeze()  # permanent objects: collecting them again would block the event loop
+        return_idle_memory()
         self._tasks += [asyncio.create_task(discovery.run()), asyncio.create_task(self._adapters.run())]
 
     @published_stages()

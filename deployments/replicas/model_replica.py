@@ -82,7 +82,6 @@ class ModelReplica:
             from deployments.monitoring.replica_metrics import LoadMeter, ReplicaMetrics
 
         share_interpreter()
-        return_idle_memory()
         self._meter = LoadMeter()
         host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
         if spec.tensor_parallel > 1:
@@ -103,6 +102,7 @@ class ModelReplica:
             self._replica = Replica(replica, host)
         gc.collect()
         gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
+        return_idle_memory()  # loading leaves 100 MB of it
         self._metrics = ReplicaMetrics(name, role)
         self._adapters = AdapterRegistry()
 

@@ -100,6 +100,14 @@ def test_little_work_adds_up() -> None:
     assert len(calls) == 12  # after each second of it
 
 
+def test_what_a_start_freed_is_given_back_at_once() -> None:
+    def trim() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        IdleMemory(trim, period_s=1e6).run()
+
+
 HOLES = """
 import ctypes
 from actors.loops.thread import IdleMemory
