@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from decoding.beams.options import MAX_BEAMS, BeamOptions
+from decoding.sampling.params import MIN_TEMPERATURE
 from deployments.fields.strict import StrictModel
 from deployments.fields.types import BadWords, Items, Limit, LogitBias, StopStrings, TokenId, TokenIds, Words
 
@@ -26,7 +27,9 @@ _MAX_ALTERNATIVES = 32
 class SamplingFields(StrictModel):
     """Sampling fields, named as in OpenAI's API, vLLM and transformers' `generate`. null means the default."""
 
-    temperature: float | None = Field(None, description="0 is greedy; 1 by default.")
+    temperature: (
+        Annotated[float, AfterValidator(lambda value: max(value, MIN_TEMPERATURE) if value > 0 else value)] | None
+    ) = Field(None, description=f"0 is greedy; 1 by default. Between 0 and {MIN_TEMPERATURE} it is {MIN_TEMPERATURE}.")
     top_p: float | None = Field(None, description="Nucleus sampling; 1, the default, turns it off.")
     top_k: Annotated[Limit, AfterValidator(lambda value: max(value, 0) if value == -1 else value)] | None = Field(
         None, description="Sample from the k most likely tokens; 0, the default, or -1 turns it off."

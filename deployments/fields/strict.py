@@ -172,6 +172,8 @@ def problem_in(error: Mapping[str, Any]) -> tuple[str, str]:
             reason = "is required"
         case "json_invalid":
             path, reason = [], f"is not valid JSON: {context['error']}"
+        case "too_short" | "string_too_short" if context["min_length"] == 1:  # pydantic gives a length as the value
+            reason = "should not be empty"
     if "api_keys" in path or kind in _WITHOUT_VALUE:  # never repeat an API key
         return ".".join(path), reason
     value = repr(error["input"])

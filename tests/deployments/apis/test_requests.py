@@ -109,6 +109,12 @@ def test_every_parameter_reaches_the_decoder() -> None:
     assert unset == {"prompt_attention"}  # which only compression asks for
 
 
+@pytest.mark.parametrize(("given", "taken"), [(1e-8, 0.001), (5e-324, 0.001), (0.001, 0.001), (0, 0), (0.3, 0.3)])
+def test_clients_that_write_a_tiny_temperature_for_a_greedy_one_are_answered(given: float, taken: float) -> None:
+    params = completion(temperature=given).sampling(max_tokens=5, eos_token_ids=[2], seed=3)
+    assert params.temperature == taken
+
+
 def test_an_endpoints_defaults_fill_what_is_open() -> None:
     defaults = SamplingFields(temperature=0.3, stop=["x"], ignore_eos=True)
     params = completion(temperature=0).sampling(max_tokens=5, eos_token_ids=[2], seed=3, defaults=defaults)

@@ -54,7 +54,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("models.large.device", "tpu", "models.large.device: should match pattern"),
         ("models.large.resources", {"a": -1}, "models.large.resources.a: should be greater than or equal to 0"),
         ("models.large.path", None, "models.large.path: should be a valid string, not None"),
-        ("models", {}, "models: should have at least 1 item"),
+        ("models", {}, "models: should not be empty"),
         ("models", None, "models: should be a valid dictionary, not None"),
         ("endpoints.both.draft_length", 33, "endpoints.both.draft_length: should be less than or equal to 32, not 33"),
         ("endpoints.both.target", "lrge", "endpoints.both.target: there is no model 'lrge'; did you mean 'large'?"),

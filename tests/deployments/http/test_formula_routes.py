@@ -139,7 +139,7 @@ def test_prompts_of_conversations(
             "formula.terms.1.without: has no place beside prompt",
         ),
         ({"formula": {"terms": [FIRST, {"weight": 1, "prompt": [3000]}]}}, "formula.terms.1: 3000 is no token id"),
-        ({"negative_prompt": ""}, "negative_prompt: should have at least 1 character"),
+        ({"negative_prompt": ""}, "negative_prompt: should not be empty"),
         ({"negative_prompt": [3000]}, "negative_prompt: 3000 is no token id"),
         ({"negative_prompt": [1] * 2000}, "negative_prompt: has 2000 tokens, but should have 1 to"),
         (
