@@ -86,7 +86,7 @@ class RunTimeWeights:
 
     def _check_model(self, model: str) -> None:
         if model not in self.models:
-            reason = f"model: the weights of {model!r} stay; {nearest(model, self.models)}"
+            reason = f"model: {model!r} has no weights_at_run_time; {nearest(model, self.models)}"
             raise InvalidRequestError(reason, field="model")
 
     async def _until(self, model: str, weights: Weights, rest: int) -> str | None:

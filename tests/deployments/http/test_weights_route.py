@@ -124,7 +124,7 @@ def test_what_can_not_be_loaded_is_refused_and_leaves_the_weights(client: TestCl
     version = load(client, folders[0])
     before = text(client, version)
     for body, reason in (
-        ({"model": "base", "path": str(folders[1])}, "model: the weights of 'base' stay; "),
+        ({"model": "base", "path": str(folders[1])}, "model: 'base' has no weights_at_run_time; "),
         ({"model": "target", "path": "models/target"}, "path: 'models/target' is relative"),
         ({"model": "target", "path": str(folders[0].parent)}, "path: "),
         ({"model": "target", "path": str(ROOT / "models" / "drafter")}, "path: "),
@@ -157,7 +157,7 @@ def test_a_model_sleeps_and_wakes(client: TestClient, folders: list[Path]) -> No
     for path in ("/v1/sleep", "/v1/wake"):
         answer = client.post(path, json={"model": "base"})
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"].startswith("model: the weights of 'base' stay; ")
+        assert answer.json()["error"]["message"].startswith("model: 'base' has no weights_at_run_time; ")
 
 
 def test_what_waits_when_a_model_falls_asleep_is_answered_or_told(client: TestClient) -> None:
