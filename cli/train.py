@@ -203,8 +203,8 @@ def drafter(
     train_drafter(options, report=_timed_report())
 
 
-@train.command(short_help="Make Medusa, EAGLE-3 or DFlash heads for any target.")
-@click.option("--kind", type=click.Choice(["eagle3", "medusa", "dflash"]), required=True)
+@train.command(short_help="Make heads for any target, or let it draft for itself.")
+@click.option("--kind", type=click.Choice(["eagle3", "medusa", "dflash", "self"]), required=True)
 @click.option("--from", "start", callback=located, metavar="HEAD", help="Go on from this EAGLE-3 or DFlash head.")
 @click.option(
     "--layers",
@@ -218,9 +218,10 @@ def drafter(
     "--steps",
     type=click.IntRange(1, 8),
     help="Tokens of a draft in training: steps on its own output, the number of Medusa heads, or a DFlash block's "
-    "drafts.  [3; 5 of DFlash]",
+    "drafts.  [3; 5 of DFlash and self]",
 )
 @click.option("--head-layers", type=click.IntRange(1), help="Of a new DFlash head.  [2]")
+@click.option("--rank", type=click.IntRange(1), help="Of the LoRA weights of --kind self.  [16]")
 @_run_options(tokens_per_step=2048, learning_rate=2e-2)
 def heads(
     run: "RunOptions",
@@ -230,18 +231,25 @@ def heads(
     vocabulary: int | None,
     steps: int | None,
     head_layers: int | None,
+    rank: int | None,
 ) -> None:
     """Make heads for TARGET, a folder or an id on the Hugging Face Hub, from nothing but TARGET.
 
     TARGET writes texts, and its hidden states along them are kept in the work folder; the heads learn to predict the
     texts from them. `consort train drafter` with the same --work shares the texts. Killed at any moment, the same
     command goes on where it was. The output folder appears when all is done, with report.md in it.
+
+    --kind self makes LoRA weights instead, by which TARGET drafts for itself.
     """
+    unused = {"--from": start, "--layers": layers, "--vocabulary": vocabulary} if kind == "self" else {"--rank": rank}
+    for name, value in unused.items():
+        if value is not None:
+            raise click.UsageError(f"{name}: --kind {kind} has no use for it; leave it out")
     if start is not None and vocabulary is not None:
         raise click.UsageError(f"--vocabulary: the head in {start} has its own; leave it out")
     if head_layers is not None and (kind != "dflash" or start is not None):
         raise click.UsageError("--head-layers: only a new DFlash head can have another number; leave it out")
-    from training.heads import HEAD_LAYERS, VOCABULARY, HeadsOptions, train_heads
+    from training.heads import HEAD_LAYERS, RANK, VOCABULARY, HeadsOptions, train_heads
 
     options = HeadsOptions(
         run=run,
@@ -251,6 +259,7 @@ def heads(
         vocabulary=vocabulary or VOCABULARY,
         steps=steps,
         head_layers=head_layers or HEAD_LAYERS,
+        rank=rank or RANK,
     )
     train_heads(options, report=_timed_report())
 

@@ -56,25 +56,31 @@ class DFlashStudent:
 
         An anchor is the token before a draft's first, whose own hidden states are not there yet.
         """
-        starts = _choose(batch, spacing=_SPACING)  # [C]
+        starts = choose_starts(batch)  # [C]
         if not len(starts):
             return
-        rows, anchors = batch.counted.nonzero()[starts].unbind(1)
-        counts = torch.bincount(rows, minlength=len(batch.tokens))
-        columns = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        placed = anchors.new_zeros(len(counts), int(counts.max()))
-        placed[rows, columns] = anchors
+        placed, cells = place(batch, starts)
         chosen = [torch.isin(starts, batch.starts(step)) for step in range(min(steps, self.head.config.length))]
-        logits = module(batch.features, batch.tokens, placed, (rows, columns), chosen)
+        logits = module(batch.features, batch.tokens, placed, cells, chosen)
         yield from zip([starts[each] for each in chosen], logits, strict=True)
 
 
-def _choose(batch: Batch, *, spacing: int) -> Tensor:
-    """Return which answer tokens drafts start with, ascending, one of `spacing`, [C] int64."""
+def choose_starts(batch: Batch) -> Tensor:
+    """Return which answer tokens drafts start with, ascending, one of `_SPACING`, [C] int64."""
     eligible = (~batch.first).nonzero()[:, 0]
     generator = torch.Generator().manual_seed(int(batch.tokens.sum()))
-    order = torch.randperm(len(eligible), generator=generator)[: -(-len(eligible) // spacing)]
+    order = torch.randperm(len(eligible), generator=generator)[: -(-len(eligible) // _SPACING)]
     return eligible[order.sort().values.to(eligible.device)]
+
+
+def place(batch: Batch, starts: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return the positions before the starts, [B, A], and in which rows and columns of that the C starts are."""
+    rows, anchors = batch.counted.nonzero()[starts].unbind(1)
+    counts = torch.bincount(rows, minlength=len(batch.tokens))
+    columns = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    placed = anchors.new_zeros(len(counts), int(counts.max()))
+    placed[rows, columns] = anchors
+    return placed, (rows, columns)
 
 
 class _Blocks(nn.Module):

@@ -108,16 +108,16 @@ class DrafterStudent:
             yield starts, logits if step == 0 else logits[starts + step]
 
 
-def counted_logits(model: nn.Module, tokens: Tensor, counted: Tensor) -> Tensor:
+def counted_logits(model: nn.Module, tokens: Tensor, counted: Tensor, **options: Any) -> Tensor:
     """Return the logits where an answer's token follows, [N, V]. The output layer computes no others.
 
-    tokens: [B, T] int64, rows of the model's vocabulary. counted: [B, T] bool.
+    tokens: [B, T] int64, rows of the model's vocabulary. counted: [B, T] bool. options: of the model's call.
     """
     inner: Any = getattr(model, "module", model)
     head = inner.get_output_embeddings()
     handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][counted],))
     try:
-        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        logits: Tensor = model(input_ids=tokens, **{"use_cache": False} | options).logits
     finally:
         handle.remove()
     return logits

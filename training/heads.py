@@ -29,12 +29,19 @@ from training.distillation.run import Made, RunOptions, StudentRun, check_output
 from training.eagle3_student import Eagle3Student, save_eagle3, start_eagle3
 from training.features import StoredFeatures, read_features
 from training.medusa_student import MedusaStudent, save_medusa
+from training.self_student import SelfStudent
 from training.texts import Report, load_target_tokenizer, special_tokens
 
 VOCABULARY = 6656
 HEAD_LAYERS = 2
+RANK = 16
 _SCALE_TEXTS = 8  # of which the size of hidden states is taken
-_MADE = {"eagle3": "EAGLE-3 head", "medusa": "Medusa heads", "dflash": "DFlash head"}
+_MADE = {
+    "eagle3": "EAGLE-3 head",
+    "medusa": "Medusa heads",
+    "dflash": "DFlash head",
+    "self": "Adapter to draft for itself",
+}
 _USUAL_PARTS = 0.27, 0.6, 1.0  # of the target's layers, after which its hidden states are read
 _DFLASH_PARTS = 0.07, 0.27, 0.6, 0.8, 1.0
 _USUAL_STEPS, _DFLASH_STEPS = 3, 5
@@ -51,15 +58,16 @@ class HeadsOptions:
     vocabulary: int = VOCABULARY  # tokens that new heads can draft, beside the special ones
     steps: int | None = None  # of training-time test, of Medusa heads, or drafts of a new DFlash block; None: 3, 3, 5
     head_layers: int = HEAD_LAYERS  # of a new DFlash head
+    rank: int = RANK  # of the weights by which a target drafts for itself
 
     @property
     def drafted(self) -> int:
         """The number of steps."""
-        return self.steps or (_DFLASH_STEPS if self.kind == "dflash" else _USUAL_STEPS)
+        return self.steps or (_DFLASH_STEPS if self.kind in ("dflash", "self") else _USUAL_STEPS)
 
     def settings(self, layers: Sequence[int]) -> dict[str, object]:
         """Return the settings that the weights depend on, by name. layers: as chosen."""
-        names = ("kind", "start", "vocabulary", "drafted", "head_layers")
+        names = ("kind", "start", "vocabulary", "drafted", "head_layers", "rank")
         return {"layers": layers} | {name: getattr(self, name) for name in names}
 
 
@@ -76,8 +84,11 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     given, layers = (None, _choose_layers(options, model)) if checkpoint is None else _load_given(checkpoint, model)
     run = StudentRun(options.run, layers=layers, report=report)
     target = run.options.target
-    features, held_out_features = read_features(target, run.options.work, run.texts, layers, report)
-    maker = _Maker(options=options, run=run, model=model, layers=layers, features=features)
+    features: Sequence[StoredFeatures] | None = None
+    held_out_features: Sequence[StoredFeatures] | None = None
+    if options.kind != "self":
+        features, held_out_features = read_features(target, run.options.work, run.texts, layers, report)
+    maker = _Maker(options=options, run=run, model=model, layers=layers, features=features or ())
     student, save = maker.make(given)
     tokens = student.vocabulary.drafted
     parameters = sum(parameter.numel() for parameter in student.module.parameters())
@@ -87,7 +98,8 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     contents = (tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors)
     settings = options.settings(layers)
     run.distil(student, run.folder(settings, *contents), features, held_out_features)
-    states = "last states" if options.kind == "medusa" else f"states after {', '.join(map(str, layers))} layers"
+    read = {"medusa": "last states", "self": "weights"}
+    states = read.get(options.kind, f"states after {', '.join(map(str, layers))} layers")
     start = "" if options.start is None else f"{options.start} and "
     run.finish(
         Made(
@@ -121,6 +133,12 @@ class _Maker:
         if self.options.kind == "medusa":
             medusa = self._medusa()
             return medusa, partial(save_medusa, medusa.heads, target)
+        if self.options.kind == "self":
+            longest, seed = self.run.options.target.longest, self.options.run.seed
+            own = SelfStudent(
+                self.model, rank=self.options.rank, steps=self.options.drafted, longest=longest, seed=seed
+            )
+            return own, own.adapted.save_pretrained
         if self.options.kind == "dflash":
             block = given if isinstance(given, DFlashHead) else self._new_dflash()
             student = DFlashStudent(block, self._embedding, self._vocabulary(block))
@@ -203,6 +221,8 @@ def _load_given(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> tuple[Ea
 
 def _choose_layers(options: HeadsOptions, model: PreTrainedModel) -> tuple[int, ...]:
     """Return after how many layers hidden states are read: as configured, or the usual parts of all."""
+    if options.kind == "self":
+        return ()
     count: int = model.config.get_text_config(decoder=True).num_hidden_layers
     parts = _DFLASH_PARTS if options.kind == "dflash" else _USUAL_PARTS
     layers = options.layers or tuple(sorted({max(round(part * count), 1) for part in parts}))

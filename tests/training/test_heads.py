@@ -21,7 +21,8 @@ OPTIONS = (
 def command(target: Path, kind: str, output: Path, *, work: Path) -> list[str]:
     paths = ["--output", str(output), "--work", str(work)]
     program = [sys.executable, "-m", "cli", "train", "heads", str(target), "--kind", kind]
-    return [*program, *paths, *OPTIONS.split()]
+    options = OPTIONS.replace("--vocabulary 64 ", "") if kind == "self" else OPTIONS
+    return [*program, *paths, *options.split()]
 
 
 def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -42,6 +43,8 @@ def test_only_a_head_can_be_trained_further(tmp_path: Path) -> None:
     assert "--layers" in failure("heads", TARGET, "--kind", "eagle3", "--layers", "1,2,4", *options)
     assert "--vocabulary" in failure("heads", TARGET, "--kind", "eagle3", "--vocabulary", "64", *options)
     assert "--steps" in failure("heads", TARGET, "--kind", "dflash", "--steps", "4", *options)
+    assert "--from: --kind self has no use for it" in failure("heads", TARGET, "--kind", "self", *options)
+    assert "--rank: --kind dflash" in failure("heads", TARGET, "--kind", "dflash", "--rank", "4", *options[:2])
     assert "--head-layers" in failure("heads", TARGET, "--kind", "dflash", "--head-layers", "1", *options)
 
 
@@ -50,7 +53,7 @@ def test_only_a_head_can_be_trained_further(tmp_path: Path) -> None:
 def test_all_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Path) -> None:
     target, work = tmp_path / "target", tmp_path / "work"
     write_target(target)
-    kinds: tuple[HeadsKind, ...] = ("eagle3", "medusa", "dflash")
+    kinds: tuple[HeadsKind, ...] = ("eagle3", "medusa", "dflash", "self")
     for kind in kinds:
         output = tmp_path / kind
         run(command(target, kind, output, work=work))
@@ -60,7 +63,7 @@ def test_all_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Path
         assert (output / "report.md").read_text().splitlines()[0].endswith(f" for {target}")
         spec = ModelSpec(name="target", path=str(target), device="cpu", threads=1, slots=2, max_length=64)
         _, _, heads = load_with_heads(spec, HeadsSpec(name="heads", path=str(output), kind=kind, min_acceptance=0.0))
-        assert (heads.kind, heads.length) == (kind, {"eagle3": 8, "medusa": 3, "dflash": 5}[kind])
+        assert (heads.kind, heads.length) == (kind, {"eagle3": 8, "medusa": 3, "dflash": 5, "self": 8}[kind])
     assert len(list((work / "features").iterdir())) == 2
     for kind in ("eagle3", "dflash"):
         again = tmp_path / f"{kind}-again"
