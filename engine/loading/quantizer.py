@@ -135,6 +135,7 @@ class IntegerQuantizer(HfQuantizer):
 
     _dtype = torch.float32  # of all else
     _kinds: Mapping[str, Quantization] = {}  # what weights are rounded to when they are read, by name
+    _experts: Sequence[str] = ()  # names of the matrices that are quantised
 
     quantization_config: IntegerConfig
 
@@ -173,6 +174,7 @@ class IntegerQuantizer(HfQuantizer):
             _replace(model, name, weight, self._dtype).make_parameters()
         for fresh in experts:
             fresh.make_parameters()
+        self._experts = list(matrices)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
         self.quantization_config.layers = None
@@ -188,17 +190,16 @@ class IntegerQuantizer(HfQuantizer):
         return param_name in self._kinds
 
     def update_weight_conversions(
-        self, weight_conversions: Sequence[WeightTransform], model: PreTrainedModel
+        self, weight_conversions: Sequence[WeightTransform], _: object = None
     ) -> Sequence[WeightTransform]:
-        """Leave out what would transpose experts that are quantised already."""
+        """Leave out what would transpose experts that are quantised already. transformers 5.17 gives no model."""
         if self._kinds:
             return weight_conversions
-        experts = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedExperts)}
-        codes = [f"{name}.{matrix}" for name, module in experts.items() for matrix in module.matrices]
         return [
             each
             for each in weight_conversions
-            if not isinstance(each, WeightConverter) or all(each.rename_source_key(name)[1] is None for name in codes)
+            if not isinstance(each, WeightConverter)
+            or all(each.rename_source_key(name)[1] is None for name in self._experts)
         ]
 
     def get_quantize_ops(self) -> ConversionOps:

@@ -12,6 +12,7 @@ from engine.layers.faster_layers import use_faster_layers
 from engine.layers.quantized_experts import QuantizedExperts
 from engine.layers.quantized_linear import QuantizedLinear, QuantizedModule
 from engine.loading.checkpoint import ModelSpec, load_config, load_model, save_rounded
+from engine.loading.quantizer import IntegerConfig, IntegerQuantizer
 from tests.families.configurations import make_config, make_model, save_model
 
 
@@ -106,3 +107,8 @@ def test_weights_that_cannot_be_rounded_are_refused(value: float, tmp_path: Path
     model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="can't load"):
         load_model(spec(tmp_path, quantization="int4"))
+
+
+def test_the_model_is_no_argument_of_conversions_in_older_versions_of_transformers() -> None:
+    quantizer = IntegerQuantizer(IntegerConfig(), pre_quantized=True)
+    assert quantizer.update_weight_conversions([]) == quantizer.update_weight_conversions([], object()) == []
