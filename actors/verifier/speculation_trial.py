@@ -25,8 +25,9 @@ _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing tri
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _CHANGED = 0.95  # of the speed with drafts in the last trial: below that, or the plain speed, no long pause is made
 _MAX_AGREEING = 20  # trials are counted
-_ALIKE = math.log(1.25)  # gains that agree differ by less; else the last trial may have met a hiccup
-_REPEATED_S = 0.15  # so shorter plain trials are soon repeated, whatever the last one seemed to lose
+# So many first trials that agree with none may have met a hiccup. If so short, they are soon repeated, whatever they
+# seemed to lose.
+_REPEATED, _REPEATED_S = 2, 0.15
 _MAX_STEP = 4.0  # step times are clipped at so many times the recent minimum
 _RISING = 1.02  # factor per step on that minimum, so that it is forgotten
 _MAX_LOSS = 2.0  # losses are clipped at so many times the expected time, and the time to catch up
@@ -99,15 +100,14 @@ class _Evidence:
     log_gain: float = 0.0  # of the speed with speculation over that without
     speed: float = 0.0  # with speculation, in the last trial
     trials: int = 0  # with batches of this size; 0: `log_gain` is from batches of another size
-    agreeing: int = 0  # the last trials with the same winner and about the same gain
+    agreeing: int = 0  # the last trials with the same winner
     loss_s: dict[bool, float] = field(default_factory=dict)  # of the last lost trial, by whether it speculated
 
     def note(self, log_gain: float) -> None:
         self.trials += 1
-        is_near = abs(log_gain - self.log_gain) < _ALIKE
-        agrees = is_near and (log_gain > 0) == (self.log_gain > 0)
+        agrees = (log_gain > 0) == (self.log_gain > 0)
         self.agreeing = min(self.agreeing + 1, _MAX_AGREEING) if self.agreeing and agrees else 1
-        self.log_gain += (max(_SMOOTHING, 1 / self.trials) if is_near else 1.0) * (log_gain - self.log_gain)
+        self.log_gain += max(_SMOOTHING, 1 / self.trials) * (log_gain - self.log_gain)
 
 
 class SpeculationTrial:
@@ -222,11 +222,12 @@ class SpeculationTrial:
             return window.speculating or self._may_begin
         grown_s = self._min_pause_s * _GROWTH[window.speculating] ** (evidence.agreeing - 1)
         pause_s = max(self._min_pause_s, min(grown_s, _MAX_PAUSE_S[window.speculating]))
-        if window.speculating:
-            if window.speed < max(self._plain_speed, _CHANGED * evidence.speed):
-                pause_s = self._min_pause_s  # drafts may have ceased to pay
-            if window.speed < self._plain_speed or (evidence.agreeing == 1 and self._unknown_loss_s <= _REPEATED_S):
+        if window.speculating and window.speed < max(self._plain_speed, _CHANGED * evidence.speed):
+            pause_s = self._min_pause_s  # drafts may have ceased to pay
+            if window.speed < _CLEARLY_SLOWER * self._plain_speed:
                 cost_s = -math.inf
+        if window.speculating and evidence.agreeing == 1 and evidence.trials <= _REPEATED:
+            cost_s = -math.inf if self._unknown_loss_s <= _REPEATED_S else cost_s
         return self._since_trial_s >= pause_s and credit_s >= cost_s
 
     @property

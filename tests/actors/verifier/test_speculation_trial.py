@@ -366,19 +366,6 @@ def test_a_slow_moment_in_a_trial_is_soon_corrected(worth: float, rows: int, pla
     assert mean(machine.run(machine.seconds + 30, load) for machine in machines) < 0.025
 
 
-def test_drafts_that_cease_to_pay_after_a_slow_moment_are_found_out_soon() -> None:
-    """A plain trial that other processes slow down makes drafts look twice as good. Then the temperature changes."""
-    before = Load(plain_s=0.023, tokens=2.0, slowdown=2.0 / 1.1, contention=1.0)
-    machines = [Machine(seed=seed, drafter_steps=0, spread=0.08, start_error=1.0) for seed in range(10)]
-    for machine in machines:
-        machine.run(60, before)
-        while not (machine.trial.is_trying and not machine.trial.speculates(8)):
-            machine.run(machine.seconds + 0.001, before)
-        machine.run(machine.seconds + 0.3, replace(before, hiccup=3.0))
-    after = replace(before, tokens=1.5)
-    assert mean(machine.run(machine.seconds + 8, after) for machine in machines) < 0.055
-
-
 def test_steps_in_which_no_proposer_was_at_work_end_no_trial() -> None:
     """Short structured answers: all steps take twice as long as was measured at the start, few have drafts."""
     trial = SpeculationTrial(lambda rows: 0.01)
