@@ -19,7 +19,6 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
 from decoding.sampling.penalties import TextTables
 from decoding.sampling.sampler import NO_TOKEN, probabilities, reason_for_no_token, sample, token_logprobs
-from decoding.sampling.stopping import cut_at_stop
 from decoding.sampling.transfer import tensor_on
 from engine.model.runner import Runner
 
@@ -172,11 +171,9 @@ class Committer:
     def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> Commit | None:
         """Commit to the row's text. Returns what its coordinator is to be told; None if the row has failed."""
         base = len(row.tokens)
-        tokens, generated = verdict.tokens(draft), base - row.prompt_length
-        kept, finish = cut_at_stop(
-            tokens, generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
-        )
-        is_first = generated == 0
+        tokens = verdict.tokens(draft)
+        kept, finish = row.cut(tokens)
+        is_first = base == row.prompt_length
         for text in row.texts:
             text.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)

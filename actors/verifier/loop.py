@@ -362,12 +362,14 @@ def _numbered(verifications: Sequence[Verification], start: int) -> list[Verific
 
 def _end_round(verification: Verification, verdict: Verdict) -> Verdict:
     """End the round of a row that leads an ensemble. Returns the verdict, whose error names members to blame."""
-    ensemble = verification.row.ensemble
+    row, draft, *_ = verification
+    ensemble = row.ensemble
     if ensemble is None or ensemble.round is None:  # the row may have been removed while the device computed
         return verdict
     if verdict.error is not None:
         return verdict._replace(error=ensemble.explained(verdict.error))
-    ensemble.end_round(verdict.logits_rows(), verdict.tokens(verification.draft))
+    kept, _ = row.cut(verdict.tokens(draft))
+    ensemble.end_round(verdict.logits_rows()[: len(kept)], kept)
     return verdict
 
 

@@ -18,6 +18,7 @@ from decoding.drafts.lookup import Lookup
 from decoding.sampling.history import History, Positions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.sampler import token_logprobs
+from decoding.sampling.stopping import FinishReason, cut_at_stop
 from engine.model.page_tables import PageTables
 from engine.model.ragged_batch import RowInput, draft_input
 
@@ -196,6 +197,11 @@ class TargetRow(ServedRow):
         if longest is not None:
             end = min(end, longest)
         self.drafts.usable_length = max(0, min(self.draft_length, end - len(self.tokens) - 1))
+
+    def cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason | None]:
+        """Return those of a step's tokens that belong to the answer, and the reason if it ends with them."""
+        ends, most = self.history.end_token_ids, self.params.max_tokens
+        return cut_at_stop(tokens, self.generated, end_token_ids=ends, max_tokens=most)
 
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""

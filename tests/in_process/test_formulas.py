@@ -168,6 +168,28 @@ def test_answers_tell_what_each_term_made_of_a_token() -> None:
     assert [view[1].logprob for view in views] == pytest.approx(own, abs=1e-4)
 
 
+@pytest.mark.parametrize("drafter", [None, "drafter"])
+def test_terms_are_counted_for_the_answers_tokens_alone(drafter: str | None) -> None:
+    """Not for draft tokens after the one that ends it, though the target would have written them."""
+    cases = [*zip(PROMPTS, NEGATIVE, strict=True)]
+    texts = [reference([("first", p), ("first", n)], guided(1.5), params(0)) for p, n in cases]
+    written = [text[: text.index(text[9]) + 1] for text in texts]
+    requests = [
+        Request(plain(drafter), prompt, params(0, eos_token_ids=(text[-1],)), **guidance(1.5, negative))
+        for (prompt, negative), text in zip(cases, written, strict=True)
+    ]
+    with running(runner=SlowRunner if drafter else Runner) as engine:
+        answers = engine.generate(requests)
+    for prompts, text, answer in zip(cases, written, answers, strict=True):
+        assert tokens(answer) == text
+        for share, prompt in zip(answer[-1].members or (), prompts, strict=True):
+            with torch.no_grad():
+                logits = MODELS["first"](torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+            agreement = (logits.argmax(dim=-1) == torch.tensor(text)).float().mean().item()
+            assert share.tokens == len(text)
+            assert share.agreement == pytest.approx(agreement)
+
+
 @pytest.mark.parametrize("drafter", [None, "second"])
 def test_terms_of_other_models_may_have_prompts_of_their_own(drafter: str | None) -> None:
     """DExperts, and own + 2 · second − ½ · third − ½ · own, the last two after another prompt."""
