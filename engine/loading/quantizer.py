@@ -233,6 +233,8 @@ class _Rounding(ConversionOps):
         for name, value in input_dict.items():
             module = get_module_from_name(model, name)[0]
             tensor = value[0] if isinstance(value, list) else value
+            if not tensor.is_floating_point():
+                raise ValueError("transformers made integers of weights before they were rounded; install 5.23")
             parts |= named_parts(name, rounded(_out_first(module, tensor), self._kinds[name]))
         return parts
 
