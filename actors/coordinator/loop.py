@@ -123,6 +123,10 @@ class Coordinator:
         """Return how often a model was sent to sleep or woken; odd: it is to sleep."""
         return self._weights.rests.get(model, 0)
 
+    def sleeping(self) -> set[str]:
+        """Return the models whose requests are refused until they wake."""
+        return set(self._weights.sleeping())
+
     def weights(self, model: str) -> Weights | None:
         """Return the weights with which requests to a model begin; None: it has no others."""
         return self._weights.by_model.get(model)

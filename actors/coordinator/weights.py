@@ -1,6 +1,6 @@
 """The weights that requests begin with, and what happens to those in progress when others come."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 
 from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.dispatch import Dispatch
@@ -52,7 +52,7 @@ class CurrentWeights:
     def refusal(self, request: Request) -> ConsortError | None:
         """Return why a request can't begin."""
         target = request.endpoint.target
-        if self.rests.get(target, 0) % 2:
+        if target in self.sleeping():
             return UnavailableError(f"the model {target!r} sleeps; POST /v1/wake wakes it")
         models = {target, *[term.name for term in request.members if not term.is_own]}
         if len(models) > 1 and models & self.by_model.keys():  # nobody would say which versions wrote the text
@@ -60,6 +60,10 @@ class CurrentWeights:
             reason = f"formula: {changing!r} has weights_at_run_time, so no formula may join it with other models"
             return InvalidRequestError(reason, field="formula")
         return None
+
+    def sleeping(self) -> Set[str]:
+        """Return the models that are to sleep."""
+        return {model for model, rest in self.rests.items() if rest % 2}
 
     def set_rest(self, model: str, rest: int) -> None:
         """Let a model's replicas drop their weights and pages when they have no requests, or load them again.

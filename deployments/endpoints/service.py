@@ -98,7 +98,11 @@ class Service:
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def servable_models(self) -> set[str]:
-        """Models that have a live replica, or get one when requests wait for it."""
+        """Models that can answer: they don't sleep, and have a live replica or get one when requests wait for it."""
+        return self.live_models() - self.coordinator.sleeping()
+
+    def live_models(self) -> set[str]:
+        """The same, with those that sleep."""
         return self.coordinator.models() | self._on_demand
 
     def set_replicas(self, addresses: list[ReplicaAddress], answered: set[str]) -> None:

@@ -148,8 +148,12 @@ def _readiness(service: Service) -> list[Metric]:
     up = service.servable_models()
     ready = {name: served.is_ready(up) for name, served in service.endpoints.items()}
     states = {(name, ENGINE, "awake"): float(is_ready) for name, is_ready in ready.items()}
-    states |= {(name, ENGINE, state): 0.0 for name in ready for state in ("weights_offloaded", "discard_all")}
-    text = "1 for the state of the endpoint's models; they never sleep."
+    states |= {(name, ENGINE, "weights_offloaded"): 0.0 for name in ready}
+    asleep = service.coordinator.sleeping()
+    states |= {
+        (name, ENGINE, "discard_all"): float(e.endpoint.target in asleep) for name, e in service.endpoints.items()
+    }
+    text = "1 for the state of the endpoint's models; those that sleep keep nothing."
     return [
         _gauge("consort:endpoint_ready", "1 while its models can answer.", ("endpoint",), ready),
         _gauge("vllm:engine_sleep_state", text, (*ENDPOINT_LABELS, "sleep_state"), states),

@@ -253,14 +253,14 @@ def add_status_routes(
 
 def _status(service: Service, placements: Mapping[str, Placement], *, uptime_s: float) -> ServerStatus:
     coordinator, (waiting, running) = service.coordinator, service.admission.counts()
-    servable = service.servable_models()
+    servable, asleep = service.servable_models(), coordinator.sleeping()
     endpoints = [
         _endpoint(service, served, servable, running=running[name], waiting=waiting[name])
         for name, served in service.endpoints.items()
     ]
     roles = roles_in([served.config for served in service.endpoints.values()])
     return ServerStatus(
-        status="ready" if any(endpoint.ready for endpoint in endpoints) else "loading",
+        status="ready" if any(endpoint.ready for endpoint in endpoints) else "asleep" if asleep else "loading",
         version=_version(),
         uptime_s=round(uptime_s, 3),
         requests=RequestCounts(running=running.total(), waiting=waiting.total(), max=service.limits.max_requests),
@@ -381,7 +381,7 @@ def _health(service: Service, enough: Callable[[Iterable[bool]], bool], *, is_st
     models = {model for served in service.endpoints.values() for model in served.config.answering}
     endpoints = [served.endpoint for served in service.endpoints.values()]
     models |= {endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None and not endpoint.colocated}
-    ready = enough(served.is_ready(service.servable_models()) for served in service.endpoints.values())
+    ready = enough(served.is_ready(service.live_models()) for served in service.endpoints.values())
     status, ready = ("stopping", False) if is_stopping else ("ready" if ready else "loading", ready)
     report = Health(status=status, models={name: name in up for name in sorted(models)})
     return JSONResponse(report.model_dump(), HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)

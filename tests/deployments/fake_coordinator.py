@@ -42,6 +42,9 @@ class FakeCoordinator:
     def models(self) -> set[str]:
         return self.ready
 
+    def sleeping(self) -> set[str]:
+        return set()
+
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
         """Report one half-used replica of the target, and one of the drafter without a report yet."""
         report = Report(active=2, waiting=1, slots=self.slots, request_ids=[], pages=8, used_pages=4)

@@ -147,6 +147,13 @@ def test_a_model_sleeps_and_wakes(client: TestClient, folders: list[Path]) -> No
     )
     (replica,) = client.get("/v1/status").json()["replicas"]
     assert replica["weights"] == {"version": version, "asleep": True, "error": None}
+    state = client.get("/v1/status").json()
+    assert (state["status"], [endpoint["ready"] for endpoint in state["endpoints"]]) == ("asleep", [False])
+    assert client.get("/ready").status_code == 200  # the server is right as it is
+    metrics = client.get("/metrics").text
+    assert [line[-3:] for line in metrics.splitlines() if line.startswith("vllm:engine_sleep_state{")] == [
+        *("0.0", "0.0", "1.0")
+    ]
     assert client.post("/v1/wake", json={"model": "target"}).json() == {"model": "target", "asleep": False}
     salted = client.post("/v1/completions", json={**PROMPT, "cache_salt": "new"})  # no cached answer
     assert (salted.json()["choices"][0]["text"], salted.headers[VERSION]) == (before, version)
