@@ -47,26 +47,30 @@ class SpeculationPolicy:
         self._round_cost_s = deepcopy(self._step_cost_s)  # of ensembles: until the last reply
         # Measured while drafters rest: steps, by whether they are rounds of ensembles, and prefill chunks.
         self._plain_cost_s = {leading: deepcopy(self._step_cost_s) for leading in (False, True)}
-        first_cost_s = deepcopy(self._step_cost_s)  # not corrected by steps, so that times of two sizes can be compared
+        self._first_cost_s = deepcopy(self._step_cost_s)  # not corrected by steps: times of two sizes can be compared
         self._prefill_cost_s = deepcopy(self._step_cost_s)
         steps = self._step_cost_s, self._round_cost_s, self._prefill_cost_s
-        self._costs_s = *steps, *self._plain_cost_s.values(), first_cost_s
+        self._costs_s = *steps, *self._plain_cost_s.values(), self._first_cost_s
         # Since the last step: seconds of prefill, a drafter's too; those expected; and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
-        self.trial = SpeculationTrial(
-            self._plain_cost_s[False],
-            draft_cost=lambda rows: first_cost_s(2 * rows) / first_cost_s(rows),
-            acceptance=lambda: self.acceptance,
-        )
+        self.trial = self._new_trial()
         self.active_rows = 1  # that write texts; includes rows in prefill, which will run soon
         self._latency_token_s: float | None = None  # of a draft token that a row waits for
         self._delay: Delay | None = None  # of a step by its drafts
 
     def take_cost(self, step_cost: StepCost) -> None:
-        """Go on from better measurements than the first."""
+        """Go on from better measurements than the first. Trials begin anew: practice has slowed the steps until now."""
         for cost in self._costs_s:
             cost.replace(step_cost)
+        self.trial = self._new_trial()
+
+    def _new_trial(self) -> SpeculationTrial:
+        return SpeculationTrial(
+            self._plain_cost_s[False],
+            draft_cost=lambda rows: self._first_cost_s(2 * rows) / self._first_cost_s(rows),
+            acceptance=lambda: self.acceptance,
+        )
 
     @property
     def acceptance(self) -> float:

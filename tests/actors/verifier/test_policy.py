@@ -210,6 +210,16 @@ def test_a_step_that_commits_nothing_is_no_part_of_a_comparison(policy: Speculat
     assert policy.speculates()
 
 
+def test_steps_that_practice_slows_are_no_part_of_a_comparison(policy: SpeculationPolicy) -> None:
+    """A trial of drafts that was lost to the start of a server would not be repeated for a minute or more."""
+    rows = [running_row(policy)]
+    for _ in range(9):
+        policy.note_round(rows, 1, 20 * STEP_S, drafted=policy.speculates())
+    assert not policy.speculates()
+    policy.take_cost(StepCost([1, 101], [STEP_S, STEP_S + 0.1]))
+    assert policy.speculates()
+
+
 def test_what_drafters_take_from_every_step_is_not_taken_for_the_cost_of_plain_ones(policy: SpeculationPolicy) -> None:
     """Drafts slow decoding down by a third, but would win against plain steps at the cost of steps with drafts."""
     assert speculated_share(policy, drafted_step_s=2.8 * STEP_S, tokens=2) < 0.05
