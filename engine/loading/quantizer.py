@@ -174,6 +174,9 @@ class IntegerQuantizer(HfQuantizer):
             _replace(model, name, weight, self._dtype).make_parameters()
         for fresh in experts:
             fresh.make_parameters()
+        for name in self._kinds:  # transformers 5.17 casts what it reads to the dtype of the parameter before rounding
+            parameter = model.get_parameter(name)
+            parameter.data = parameter.data.to(self._dtype)
         self._experts = list(matrices)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: object) -> PreTrainedModel:
@@ -233,8 +236,6 @@ class _Rounding(ConversionOps):
         for name, value in input_dict.items():
             module = get_module_from_name(model, name)[0]
             tensor = value[0] if isinstance(value, list) else value
-            if not tensor.is_floating_point():
-                raise ValueError("transformers made integers of weights before they were rounded; install 5.23")
             parts |= named_parts(name, rounded(_out_first(module, tensor), self._kinds[name]))
         return parts
 
