@@ -1,5 +1,6 @@
 """`consort demo`: stream an answer with tokens coloured by source, write it again without drafts, compare speeds."""
 
+import time
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from deployments.client import Client
 _QUESTION = "What can I do to sleep better? Give me three tips."
 _SEED = 7
 _TOKENS = 200
+_PRACTICE_S = 3.0  # in which an idle target traces its model and times its steps, after its first request
 _PROPOSERS = {  # by the source of a token
     "accepted": "the drafter",
     "ngram": "n-grams of the text",
@@ -38,6 +40,8 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
     console.rule(f"[bold]{model}[/]", align="left")
     console.print(_QUESTION, style="bold", highlight=False)
     generator.run(CHAT, {**body, "max_tokens": 8}, lambda span: None)  # the very first request warms the models up
+    time.sleep(_PRACTICE_S)
+    generator.run(CHAT, {**body, "seed": _SEED + 1}, lambda span: None)  # so do the first drafts
     ours = printer.answer(generator, CHAT, body)
     plain = generator.run(CHAT, {**body, "speculate": False}, lambda span: None)
     console.print(Text("  ").join(_legend(ours)))

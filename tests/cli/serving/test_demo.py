@@ -71,7 +71,8 @@ class FakeClient:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_answer_is_shown_with_the_sources_of_its_tokens(terminal: bool) -> None:
+def test_the_answer_is_shown_with_the_sources_of_its_tokens(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.serving.demo._PRACTICE_S", 0.0)
     console = Console(force_terminal=terminal, record=True, width=100)
     run_demo(cast(Client, FakeClient()), console, model="m")
     shown = console.export_text()
