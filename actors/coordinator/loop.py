@@ -7,7 +7,7 @@ import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -123,9 +123,9 @@ class Coordinator:
         """Return how often a model was sent to sleep or woken; odd: it is to sleep."""
         return self._weights.rests.get(model, 0)
 
-    def sleeping(self) -> set[str]:
+    def sleeping(self) -> Set[str]:
         """Return the models whose requests are refused until they wake."""
-        return set(self._weights.sleeping())
+        return self._weights.sleeping()
 
     def weights(self, model: str) -> Weights | None:
         """Return the weights with which requests to a model begin; None: it has no others."""
