@@ -72,7 +72,8 @@ def below_consort(source: str) -> str:
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.ImportFrom(module=str(module), level=0) if _ROOTS.match(module):
-                _check_shipped(module, node)
+                if not module.startswith(SHIPPED):
+                    raise ValueError(f"line {node.lineno}: no wheel has {module}")
                 line = lines[node.lineno - 1]
                 lines[node.lineno - 1] = line.replace(f"from {module} import", f"from {PACKAGE}.{module} import", 1)
                 if lines[node.lineno - 1] == line:
@@ -82,11 +83,6 @@ def below_consort(source: str) -> str:
             case ast.Constant(value=str(text)) if _MODULE_IN_TEXT.fullmatch(text):
                 raise ValueError(f"line {node.lineno}: {text!r} has another name in a wheel; use __name__")
     return "".join(lines)
-
-
-def _check_shipped(module: str, node: ast.ImportFrom) -> None:
-    if not module.startswith(SHIPPED):
-        raise ValueError(f"line {node.lineno}: no wheel has {module}")
 
 
 class BuildBelowConsort(build_py):

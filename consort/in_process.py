@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, suppress
@@ -34,7 +33,6 @@ from deployments.endpoints.weights import RunTimeWeights
 from deployments.fields.strict import problem_of
 from engine.model.runner import Runner
 
-_READY_S = 0.01
 _CHECK_PERIOD_S = 1.0
 _EVENT = "data: {"
 _APIS: dict[Route, tuple[type[CompletionRequest | ChatRequest], type[AnswerWriter]]] = {
@@ -87,9 +85,7 @@ class InProcessEndpoint:
         }
         self._engine.__enter__()
         self._is_open = True
-        while not loaded.keys() <= self._engine.coordinator.models():  # it discovers them in its own thread
-            self._engine.check()
-            time.sleep(_READY_S)
+        self._engine.wait_until_ready()
 
     def close(self) -> None:
         if self._is_open:

@@ -40,7 +40,6 @@ from evaluation.workload import Report, Workload
 _SCORING_TIMEOUT_S = 600.0
 _NO_LIMIT = 1_000_000  # requests; all may wait
 _RUNNING = 32  # requests of one model at once
-_READY_S = 0.01
 _SIGNIFICANT = 2.0  # standard errors; a larger difference counts as significant
 
 Answer = Callable[[Sequence[Request]], Awaitable[list[Delta]]]  # one way to answer: a whole answer for each request
@@ -82,7 +81,8 @@ async def compare(
     findings = []
     for name, answer in contestants.items():
         report(f"{name}: writing")
-        await answer([_warm_up(requests[0])])
+        short = replace(requests[0].params, max_tokens=8, min_tokens=0)
+        await answer([replace(requests[0], params=short)])  # warms up
         began_s = time.perf_counter()
         deltas = await answer(requests)
         seconds = time.perf_counter() - began_s
@@ -149,10 +149,6 @@ def _plain_request(request: Request, model: str) -> Request:
     """Return a request for plain decoding by one model, with the same parameters and seed."""
     endpoint = replace(request.endpoint, target=model, drafter=None, ngram=None, members=())
     return replace(request, endpoint=endpoint, ensemble=EnsembleOptions(member_timeout_s=_SCORING_TIMEOUT_S))
-
-
-def _warm_up(request: Request) -> Request:
-    return replace(request, params=replace(request.params, max_tokens=8, min_tokens=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +272,7 @@ def measure_comparison(workload: Workload, *, seeds: int, samples: int, report: 
         caches = 2 if role == "both" else 1
         replicas[name] = role, load_runner(workload.config.models[name].spec(name), caches=caches)
     with Engine(replicas) as engine:
-        while not replicas.keys() <= engine.coordinator.models():  # it discovers them in its own thread
-            engine.check()
-            time.sleep(_READY_S)
+        engine.wait_until_ready()
         findings = asyncio.run(compare(engine.coordinator, served, requests, samples=samples, report=report))
     return Comparison(
         workload,

@@ -99,9 +99,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def metrics_table(
-    metrics: Mapping[str, TextMetrics],
-    more: Mapping[str, Sequence[str]] | None = None,
-    more_head: Sequence[str] = (),
+    metrics: Mapping[str, TextMetrics], more: Mapping[str, Sequence[str]] | None = None, more_head: Sequence[str] = ()
 ) -> str:
     """Format metrics, by who wrote the texts: a row each, a column for each metric, and further cells of the rows."""
     rows = []

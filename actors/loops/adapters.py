@@ -43,10 +43,7 @@ class AdapterTable(Generic[_Row]):
     """The adapters by version, the least recently used first."""
 
     def __init__(
-        self,
-        lora: LoraLayers | None,
-        read: Callable[[str], LoraWeights] = read_lora,
-        heads: LoraLayers | None = None,
+        self, lora: LoraLayers | None, read: Callable[[str], LoraWeights] = read_lora, heads: LoraLayers | None = None
     ) -> None:
         """
         lora: with the adapters that were loaded at the start; None: the model takes none.

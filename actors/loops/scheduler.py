@@ -33,12 +33,7 @@ class Scheduler(Generic[R]):
     """The scheduler of one loop."""
 
     def __init__(
-        self,
-        rows: RowTable[R],
-        times: LoopTimes,
-        give_up: Callable[[R, UnavailableError], None],
-        *,
-        prefill_chunk: int,
+        self, rows: RowTable[R], times: LoopTimes, give_up: Callable[[R, UnavailableError], None], *, prefill_chunk: int
     ) -> None:
         """
         give_up: called with a row that can't run even alone.

@@ -50,11 +50,7 @@ class LoopThread:
     """Calls `turn` repeatedly until `stop`. An exception ends the loop; `check` reports it."""
 
     def __init__(
-        self,
-        name: str,
-        turn: Callable[[], None],
-        wake: Callable[[], None],
-        prepare: Callable[[], None] = lambda: None,
+        self, name: str, turn: Callable[[], None], wake: Callable[[], None], prepare: Callable[[], None] = lambda: None
     ) -> None:
         """
         wake: makes a waiting `turn` return early.

@@ -6,6 +6,7 @@ For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 import math
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from engine.model.cuda import use_own_stream
 from engine.model.runner import Runner
 
 _CHECK_PERIOD_S = 1.0
+_READY_S = 0.01
 
 
 class Engine:
@@ -89,6 +91,12 @@ class Engine:
         """Raise UnavailableError if a loop has ended. Slow ones are waited for: no other process could take over."""
         for thread in self._threads:
             thread.check(max_silence_s=math.inf)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the coordinator, which discovers them in its own thread, knows all models. Raises as `check`."""
+        while not {name.partition("#")[0] for name in self.loops} <= self.coordinator.models():
+            self.check()
+            time.sleep(_READY_S)
 
     def stream(self, request: Request) -> Iterator[Delta]:
         """Run `stream` on this engine's coordinator."""

@@ -240,9 +240,7 @@ COMMANDS: Mapping[str, Command] = {
     "temperature": Command("X", "0 is greedy", _parameter("temperature")),
     "system": Command("TEXT", "the system prompt; off removes it; alone: shows it", Chat._system),
     "template": Command(
-        "NAME",
-        "send messages through a prompt template; off: as they are; alone: which there are",
-        Chat._template,
+        "NAME", "send messages through a prompt template; off: as they are; alone: which there are", Chat._template
     ),
     "clear": Command("", "forget the conversation; the settings stay", Chat._clear),
     "retry": Command("", "answer the last message again", Chat._retry),

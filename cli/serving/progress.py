@@ -59,15 +59,13 @@ class ProgressDisplay:
             stages = self._stages.setdefault(name, [])
             if not stages or stages[-1][0] != state:
                 stages.append((state, self.elapsed_s))
+                word = self._done if state == _READY else state
                 if not self._console.is_terminal and state not in _UNTOLD:
-                    self._console.print(f"{name}: {self._word(state)} after {self.elapsed_s:.1f} s", soft_wrap=True)
+                    self._console.print(f"{name}: {word} after {self.elapsed_s:.1f} s", soft_wrap=True)
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
-
-    def _word(self, state: str) -> str:
-        return self._done if state == _READY else state
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))

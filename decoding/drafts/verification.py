@@ -217,8 +217,7 @@ class _Tree:
         while len(self._children[block[-1] + 1]) == 1 and self._continues_block(self._children[block[-1] + 1][0]):
             block += self._children[block[-1] + 1]
         count = max(
-            (i for i, index in enumerate(block, start=1) if uniforms[index] < self.nodes[index].probability),
-            default=0,
+            (i for i, index in enumerate(block, start=1) if uniforms[index] < self.nodes[index].probability), default=0
         )
         if count == len(block):
             return _Outcome(block, False)

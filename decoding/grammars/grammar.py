@@ -175,7 +175,8 @@ def _notation(structure: Structure) -> str:
             case "choice":
                 return _choice_notation(structure)
             case "grammar":
-                return grammar_from("grammar", definition if is_lark_syntax(definition) else _plain_gbnf(definition))
+                is_lark = is_lark_syntax(definition)
+                return grammar_from("grammar", definition if is_lark else _ITEM.sub(_plain_item, definition))
     except RecursionError as error:
         raise structure_error(structure, _TOO_DEEP) from error
     except (ValueError, ArithmeticError) as error:  # JSON and Unicode errors are ValueErrors
@@ -227,16 +228,12 @@ def structure_error(structure: Structure, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field}: {' '.join(reason.split())}", field=field)
 
 
-def _plain_gbnf(grammar: str) -> str:
-    """Return a grammar in llama.cpp's notation with characters instead of their numbers, as llguidance reads it.
+def _plain_item(item: re.Match[str]) -> str:
+    """Return an item in llama.cpp's notation with characters instead of their numbers, as llguidance reads it.
 
     Raises:
         ValueError: there is no character of a number.
     """
-    return _ITEM.sub(_plain_item, grammar)
-
-
-def _plain_item(item: re.Match[str]) -> str:
     text = item[0]
     match item.lastgroup:
         case "text":

@@ -180,8 +180,5 @@ def _first(delta: Delta, tokens: int, characters: int) -> Delta:
 def _rest(delta: Delta, tokens: int, characters: int) -> Delta:
     """Return what `_first` leaves."""
     return replace(
-        delta,
-        text=delta.text[max(characters, 0) :],
-        tokens=delta.tokens[max(tokens, 0) :],
-        prompt_logprobs=None,
+        delta, text=delta.text[max(characters, 0) :], tokens=delta.tokens[max(tokens, 0) :], prompt_logprobs=None
     )

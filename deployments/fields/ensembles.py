@@ -39,8 +39,7 @@ class BlendFields(StrictModel):
         f"{_DEFAULTS.alpha} unless set.",
     )
     beta: float | None = Field(
-        None,
-        description=f"contrastive, scaled: how strongly the amateur is subtracted; {_DEFAULTS.beta} unless set.",
+        None, description=f"contrastive, scaled: how strongly the amateur is subtracted; {_DEFAULTS.beta} unless set."
     )
     amateur_temperature: float | None = Field(
         None,
@@ -69,8 +68,7 @@ class EnsembleFields(StrictModel):
         None, description="When a member fails: `fail`, or go on with the others (`drop`)."
     )
     return_members: bool | None = Field(
-        None,
-        description="false: leave out members' contributions, also to each token in `return_token_details`.",
+        None, description="false: leave out members' contributions, also to each token in `return_token_details`."
     )
 
     def override_ensemble(

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from decoding.beams.options import MAX_BEAMS, BeamOptions
 from decoding.sampling.params import MIN_TEMPERATURE
 from deployments.fields.strict import StrictModel
-from deployments.fields.types import BadWords, Items, Limit, LogitBias, StopStrings, TokenId, TokenIds, Words
+from deployments.fields.types import BadWords, Items, Limit, LogitBias, StopStrings, TokenId, TokenIds, Words, as_list
 
 _CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the other fields have SamplingParams' names
 TOKEN_ID_FIELDS = (
@@ -64,8 +64,7 @@ class SamplingFields(StrictModel):
         None, description="The last token of an answer that reaches `max_tokens`."
     )
     min_tokens: Limit | None = Field(
-        None,
-        description="Least tokens of an answer. A stop string counts if it ends after them, wherever it begins.",
+        None, description="Least tokens of an answer. A stop string counts if it ends after them, wherever it begins."
     )
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
     stop_token_ids: TokenIds | None = Field(None, description="The answer ends at any of these tokens too.")
@@ -98,13 +97,7 @@ def _given(fields: SamplingFields) -> dict[str, Any]:
     return {name: value for name, value in values if value is not None}
 
 
-def _as_alternatives(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-Alternatives = Annotated[
-    Items[Words], Field(min_length=1, max_length=_MAX_ALTERNATIVES), BeforeValidator(_as_alternatives)
-]
+Alternatives = Annotated[Items[Words], Field(min_length=1, max_length=_MAX_ALTERNATIVES), BeforeValidator(as_list)]
 
 
 class BeamFields(StrictModel):

@@ -86,7 +86,8 @@ def _without_surrogates_inside(value: Any) -> Any:
     return value
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
+    """Return a text as a list of one."""
     return [value] if isinstance(value, str) else value
 
 
@@ -138,6 +139,6 @@ GivenPrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Fie
 _GivenPrompts = GivenPrompt | Annotated[list[GivenPrompt], Field(min_length=1)]
 Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=_GivenPrompts)]
 Words = Annotated[Text, Field(min_length=1, max_length=1000)]
-StopStrings = Annotated[list[Words], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(_as_list)]
+StopStrings = Annotated[list[Words], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(as_list)]
 BadWords = Annotated[Items[Words], Field(max_length=_MAX_BAD_WORDS)]
 LogitBias = Annotated[dict[TokenId, float], BeforeValidator(_read_token_keys), at_most(_MAX_BIASES)]

@@ -80,10 +80,7 @@ class Synthesis(Panel):
             delta=replace(last, statistics=replace(spent + last.statistics, cached=cached)),
             strategy=self._options.kind,
             writer=WriterReport(
-                model=request.endpoint.target,
-                prompt_tokens=len(request.prompt),
-                tokens=written,
-                latency_s=latency_s,
+                model=request.endpoint.target, prompt_tokens=len(request.prompt), tokens=written, latency_s=latency_s
             ),
             members=[self._report(member) for member in self._members],
             candidates=[

@@ -69,11 +69,7 @@ def as_one_operator(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def trace(
-    call: Callable[..., R],
-    first: Example,
-    second: Example,
-    *,
-    change: Change = lambda graph, constants: None,
+    call: Callable[..., R], first: Example, second: Example, *, change: Change = lambda graph, constants: None
 ) -> Callable[..., R]:
     """Return a function of sizes and inputs, in this order, that does what the call did in both examples.
 

@@ -89,7 +89,8 @@ def convolve(args: Convolution) -> Tensor:
 def recur(args: Recurrence) -> Tensor:
     """Return the output after each token, [N, H, V] float32, and write states and rings."""
     output = torch.empty_like(args.value)
-    inputs = torch.cat([part.flatten(1) for part in (args.key, args.value, args.decay, _betas(args))], dim=1)
+    beta = args.decay.new_ones(args.decay.shape[:2]) if args.beta is None else args.beta
+    inputs = torch.cat([part.flatten(1) for part in (args.key, args.value, args.decay, beta)], dim=1)
     for row, slot, first, end, start in _rows(args.batch):
         columns = [column % RING for column in range(row.held, start)]
         known = torch.cat([args.ring[row.source, columns], inputs[first:end]])
@@ -130,10 +131,6 @@ def _per_head(args: Recurrence, groups: Tensor) -> Tensor:
     if args.normalises:
         groups = groups * torch.rsqrt(groups.square().sum(dim=-1, keepdim=True) + 1e-6)
     return groups.repeat_interleave(args.value.shape[1] // len(groups), dim=0)
-
-
-def _betas(args: Recurrence) -> Tensor:
-    return args.decay.new_ones(args.decay.shape[:2]) if args.beta is None else args.beta
 
 
 def _rows(batch: RaggedBatch) -> list[tuple[StateRow, int, int, int, int]]:

@@ -68,12 +68,7 @@ def recur(args: Recurrence) -> Tensor:
 
 
 @triton.jit
-def _load(
-    is_new: tl.tensor,
-    new: tl.tensor,
-    known: tl.tensor,
-    mask: tl.tensor,
-) -> tl.tensor:
+def _load(is_new: tl.tensor, new: tl.tensor, known: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Load from the new tokens' inputs, or from a ring."""
     return tl.where(is_new, tl.load(new, mask=mask & is_new, other=0.0), tl.load(known, mask=mask & ~is_new, other=0.0))
 

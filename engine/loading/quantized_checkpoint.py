@@ -126,7 +126,9 @@ def open_checkpoint(
     for weight, parts in sources.items():
         if weight not in stored:
             plain = {names[weight][part]: value for part, value in parts.items()}
-            _check_plain(plain)
+            for name, tensor in plain.items():
+                if tensor.get_dtype().startswith("F8"):
+                    raise ConfigError(f"{name} is FP8 without a known scale")
             tensors |= {name: value for name, value in plain.items() if not name.endswith(_UNUSED)}
         elif weight not in kept.weights:
             tensors[weight] = _plain(stored[weight], dtype, is_turned=weight in kept.turned)
@@ -145,12 +147,6 @@ def _split(name: str) -> tuple[str, str]:
     if of_experts is None:
         return f"{module}.weight", last
     return f"{module}.{of_experts[1]}", _PARTS_OF_EXPERTS.get(of_experts[2], of_experts[2])
-
-
-def _check_plain(tensors: Mapping[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.get_dtype().startswith("F8"):
-            raise ConfigError(f"{name} is FP8 without a known scale")
 
 
 def _plain(stored: StoredWeight, dtype: torch.dtype, *, is_turned: bool) -> _Lazy:

@@ -145,10 +145,7 @@ class IntegerQuantizer(HfQuantizer):
         return self._dtype
 
     def _process_model_before_weight_loading(
-        self,
-        model: PreTrainedModel,
-        checkpoint_files: Sequence[str] = (),
-        **_: object,
+        self, model: PreTrainedModel, checkpoint_files: Sequence[str] = (), **_: object
     ) -> None:
         if self.quantization_config.layers is not None:
             weights = dict(self.quantization_config.layers)

@@ -92,7 +92,8 @@ def try_out(model: PreTrainedModel) -> KVPages:
         raise ConfigError(f"{type(model).__name__} does not run over KV slots: {error}") from error
     possible = (expected != -torch.inf).any(dim=0)  # [V]; a drafter may lack tokens
     actual, expected = actual[:, possible], expected[:, possible]
-    tolerance = _LOOSE if _is_quantized(model) else _TOLERANCES.get(model.dtype, _LOOSE)
+    is_quantized = getattr(model, "quantization_method", None) is not None
+    tolerance = _LOOSE if is_quantized else _TOLERANCES.get(model.dtype, _LOOSE)
     difference = _difference(actual, expected, is_exact=tolerance != _LOOSE)
     if not difference <= tolerance:
         raise ConfigError(
@@ -129,10 +130,6 @@ def _over_slots(runner: Runner, tokens: list[int]) -> Tensor:
     before = runner.logits([RowInput(0, 0, tokens[:3]), RowInput(1, 0, tokens[:first])])[3:].clone()
     after = runner.logits([RowInput(1, first, tokens[first : first + second])])
     return torch.cat([before, after])
-
-
-def _is_quantized(model: PreTrainedModel) -> bool:
-    return getattr(model, "quantization_method", None) is not None
 
 
 def _windows_only_masks(model: PreTrainedModel) -> bool:

@@ -74,8 +74,7 @@ class ModelForward:
         adapters = [] if self._lora is None else token_adapters(rows)
         slots = [*adapters, *[0] * (padded - len(adapters))]
         return ForwardInputs(
-            *packed.copy_to(self._device).unpack(),
-            tensor_on(self._device, slots, torch.int64) if adapters else None,
+            *packed.copy_to(self._device).unpack(), tensor_on(self._device, slots, torch.int64) if adapters else None
         )
 
     def __call__(

@@ -5,14 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from deployments.fields.conversation import (
-    Conversation,
-    Document,
-    Message,
-    TextParts,
-    ToolFields,
-    thinking_variables,
-)
+from deployments.fields.conversation import Conversation, Document, Message, TextParts, ToolFields, thinking_variables
 from deployments.fields.generation import ConversationRequest
 from deployments.fields.prompts import CompressionFields, TemplateFields
 from deployments.fields.strict import StrictModel, Text
@@ -51,17 +44,13 @@ class Prediction(StrictModel):
         return "".join(part.text for part in self.content)
 
 
-def _null_as_empty(value: object) -> object:
-    return [] if value is None else value
-
-
 class ChatRequest(ToolFields, ConversationRequest, TemplateFields, CompressionFields, ChatCompatibilityFields):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
     default_max_tokens = None
 
-    messages: Annotated[Items[Message], BeforeValidator(_null_as_empty)] = Field(
+    messages: Annotated[Items[Message], BeforeValidator(lambda value: [] if value is None else value)] = Field(
         [], description="The conversation so far, oldest turn first."
     )
     max_completion_tokens: Limit | None = Field(

@@ -130,9 +130,7 @@ class _Turn:
         if self._calls:
             message.tool_calls = [
                 ToolCall(
-                    id=call.id,
-                    type="function",
-                    function=FunctionCall(name=call.name, arguments="".join(arguments)),
+                    id=call.id, type="function", function=FunctionCall(name=call.name, arguments="".join(arguments))
                 )
                 for call, arguments in self._calls
             ]

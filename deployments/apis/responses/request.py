@@ -108,10 +108,6 @@ def _text(parts: Sequence[ItemPart] | None) -> str:
     return "".join(part.text for part in parts or ())
 
 
-def _items_of(turns: Sequence[Turn]) -> list[Item]:
-    return [kept_item(item) for turn in turns for item in (*turn.input, *turn.output)]
-
-
 def kept_item(document: dict[str, Any]) -> Item:
     """Return an item of a turn as an input item."""
     return Item.model_validate(without_nulls(document), context=IgnoredFields())
@@ -238,7 +234,8 @@ class ResponsesRequest(FlatToolFields, ConversationRequest):
             turns.append({"role": "system", "content": self.instructions})
         reasoning = ""
         earlier, referenced = self.memory.earlier, self.memory.referenced
-        for item in [*_items_of(earlier), *self.input]:
+        kept = [kept_item(item) for turn in earlier for item in (*turn.input, *turn.output)]
+        for item in [*kept, *self.input]:
             if item.type == "reasoning":
                 reasoning += _text(item.content)
                 continue
