@@ -19,7 +19,7 @@ from engine.heads.dflash import DFlashConfig, DFlashHead
 from engine.heads.dflash_layout import stored_dflash
 from training.distillation.lessons import Batch, StudentVocabulary
 from training.files import write_checkpoint
-from training.head_starts import layer_settings, muon_and_adamw, start_from
+from training.head_starts import WithEmbedding, layer_settings, muon_and_adamw, start_from
 
 _SPACING = 3  # answer tokens for each anchor: more anchors of a text teach little more than fewer
 _FREQUENCIES = 8
@@ -83,15 +83,8 @@ def place(batch: Batch, starts: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     return placed, (rows, columns)
 
 
-class _Blocks(nn.Module):
-    """The head with its target's embedding, from hidden states to logits."""
-
-    embedding: Tensor  # [V, H]
-
-    def __init__(self, head: DFlashHead, embedding: Tensor) -> None:
-        super().__init__()
-        self.head = head
-        self.register_buffer("embedding", embedding, persistent=False)
+class _Blocks(WithEmbedding[DFlashHead]):
+    """From hidden states to logits."""
 
     def forward(
         self, features: Tensor, tokens: Tensor, anchors: Tensor, cells: tuple[Tensor, Tensor], chosen: Sequence[Tensor]

@@ -16,17 +16,12 @@ from torch.optim import Optimizer
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
+from engine.heads.checkpoint import drafted_tokens, speculators_config
 from engine.heads.eagle3 import Eagle3Head
 from training.distillation.lessons import Batch, StudentVocabulary
 from training.files import write_checkpoint
-from training.head_starts import layer_settings, muon_and_adamw, start_from
+from training.head_starts import WithEmbedding, layer_settings, muon_and_adamw, start_from
 
-# What a file says of the layer, of its configuration in transformers.
-_LAYER_KEYS = (
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act",
-    "attention_bias", "mlp_bias",
-)  # fmt: skip
 _USUAL_DRAFT = 5
 _FIRST_TOKEN = 0.4  # of the training
 
@@ -101,15 +96,8 @@ class Eagle3Student:
         yield from zip(starts, logits, strict=True)
 
 
-class _Unrolled(nn.Module):
-    """The head with its target's embedding, from hidden states to logits."""
-
-    embedding: Tensor  # [V, H]
-
-    def __init__(self, head: Eagle3Head, embedding: Tensor) -> None:
-        super().__init__()
-        self.head = head
-        self.register_buffer("embedding", embedding, persistent=False)
+class _Unrolled(WithEmbedding[Eagle3Head]):
+    """From hidden states to logits."""
 
     def forward(self, features: Tensor, tokens: Tensor, cells: Sequence[Tensor]) -> list[Tensor]:
         """Return each step's logits, [n, W], of those of the B · T entries that `cells` names for it, [n].
@@ -153,25 +141,13 @@ def start_eagle3(target: PreTrainedModel, token_ids: Sequence[int], features: Te
 def save_eagle3(head: Eagle3Head, layers: Sequence[int], target: str, folder: Path) -> None:
     """Write a head, bfloat16, in the format of speculators. layers: after how many it reads the target's states."""
     layer: Any = head.layers[0]
-    layer_config = layer.self_attn.config.to_dict()
-    tensors = head.state_dict()
-    size = layer_config["vocab_size"]
-    drafted = head.token_ids().cpu()
-    tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, drafted, value=True)
+    layer_config: LlamaConfig = layer.self_attn.config
+    tensors = head.state_dict() | {"t2d": drafted_tokens(head.token_ids(), layer_config.vocab_size)}
     config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": _USUAL_DRAFT}],
-            "verifier": {"name_or_path": target},
-        },
-        "transformer_layer_config": {key: layer_config[key] for key in _LAYER_KEYS if key in layer_config},
+        **speculators_config("eagle3", "Eagle3", _USUAL_DRAFT, layer_config, target),
         "draft_vocab_size": len(head.d2t),
-        "target_hidden_size": layer_config["hidden_size"],
+        "target_hidden_size": layer_config.hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(layers),
         "norm_before_residual": layer.norm_before_residual,
-        "torch_dtype": "bfloat16",
     }
     write_checkpoint(tensors, config, folder)

@@ -1,7 +1,7 @@
 """What heads of layers start from, of their target, and how they are optimised."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,18 @@ BETAS, DECAY = (0.9, 0.95), 0.01
 _OTHER_RATE = 0.15  # of AdamW, in parts of the learning rate, which is Muon's
 _HEAD_DIM = 64
 _STD = 0.02
+Head = TypeVar("Head", bound=nn.Module)
+
+
+class WithEmbedding(nn.Module, Generic[Head]):
+    """A head with its target's embedding."""
+
+    embedding: Tensor  # [V, H]
+
+    def __init__(self, head: Head, embedding: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("embedding", embedding, persistent=False)
 
 
 def muon_and_adamw(head: nn.Module, learning_rate: float) -> list[Optimizer]:

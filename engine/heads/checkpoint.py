@@ -1,4 +1,4 @@
-"""Reads the tensors and the configuration of heads from a folder or the Hub."""
+"""Reads the tensors and the configuration of heads from a folder or the Hub, and says what such files have."""
 
 import json
 from collections.abc import Collection, Iterable, Sequence
@@ -12,12 +12,19 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from decoding.errors import ConfigError
 from engine.heads.spec import HeadsSpec
 
 _TENSORS = ("*.safetensors", "*.pt", "*.bin", "*.pth")  # files, the preferred first; the others are pickles
 _SHOWN = 4
+# What a file in the format of speculators says of the layers, of their configuration in transformers.
+_LAYER_KEYS = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act",
+    "attention_bias", "mlp_bias", "layer_types", "sliding_window",
+)  # fmt: skip
 
 
 class HeadsCheckpoint(NamedTuple):
@@ -129,3 +136,30 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
         raise ValueError(f"{file.name} should be a dictionary of tensors")
     return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def drafted_tokens(token_ids: Tensor, vocab_size: int) -> Tensor:
+    """Return which of the target's tokens a head can draft, [V] bool, as files have it. token_ids: those."""
+    return torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, token_ids.cpu(), value=True)
+
+
+def speculators_config(
+    name: str, class_name: str, tokens: int, layers: PretrainedConfig, target: str
+) -> dict[str, object]:
+    """Return what config.json says of any head in the format of speculators.
+
+    name, class_name: of the kind. tokens: of a usual draft. layers: their configuration. target: its path or Hub id.
+    """
+    described = layers.to_dict()
+    return {
+        "architectures": [f"{class_name}Speculator"],
+        "speculators_model_type": name,
+        "speculators_config": {
+            "algorithm": name,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+            "verifier": {"name_or_path": target},
+        },
+        "transformer_layer_config": {key: described[key] for key in _LAYER_KEYS if key in described},
+        "torch_dtype": "bfloat16",
+    }

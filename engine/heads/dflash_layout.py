@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from engine.heads.checkpoint import HeadsCheckpoint
+from engine.heads.checkpoint import HeadsCheckpoint, drafted_tokens, speculators_config
 from engine.heads.dflash import DFlashConfig, DFlashHead
 from engine.heads.markov import MarkovKind
 
@@ -19,12 +19,6 @@ _UNSUPPORTED = ("selector_rank", "conv_kernel_size", "attention_sink_bias", "add
 # Measured rates take the place of a DSpark head's confidence.
 _IGNORED = {"t2d", "confidence_head.proj.weight", "confidence_head.proj.bias"}
 _OUTPUTS = {"lm_head.weight", "markov_head.markov_w2.weight"}  # with a row for each token that can be drafted
-# What a file says of the layers, of their configuration in transformers.
-_LAYER_KEYS = (
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act",
-    "attention_bias", "layer_types", "sliding_window",
-)  # fmt: skip
 
 
 def read_dflash(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: int) -> DFlashHead:
@@ -125,21 +119,11 @@ def stored_dflash(head: DFlashHead, layers: Sequence[int], target: str) -> tuple
     if config.outputs == size:
         del tensors["d2t"]
     else:
-        drafted = head.token_ids().cpu()
-        tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, drafted, value=True)
-    described = config.layers.to_dict()
-    name = "dflash" if config.markov is None else "dspark"
+        tensors["t2d"] = drafted_tokens(head.token_ids(), size)
+    kind = ("dflash", "DFlash") if config.markov is None else ("dspark", "DSpark")
     markov = {"markov_rank": config.markov_rank, "markov_head_type": config.markov, "enable_confidence_head": False}
     return tensors, {
-        "architectures": ["DFlashSpeculator" if config.markov is None else "DSparkSpeculator"],
-        "speculators_model_type": name,
-        "speculators_config": {
-            "algorithm": name,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.length}],
-            "verifier": {"name_or_path": target},
-        },
-        "transformer_layer_config": {key: described[key] for key in _LAYER_KEYS if key in described},
+        **speculators_config(*kind, config.length, config.layers, target),
         "draft_vocab_size": config.outputs,
         "target_hidden_size": config.feature_size // len(layers),
         "aux_hidden_state_layer_ids": list(layers),
@@ -147,7 +131,6 @@ def stored_dflash(head: DFlashHead, layers: Sequence[int], target: str) -> tuple
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.anchor_drafts,
         "sliding_window_non_causal": head.has_two_sided_windows,
-        "torch_dtype": "bfloat16",
         **({} if config.markov is None else markov),
     }
 

@@ -15,12 +15,11 @@ from decoding.drafts.choices import DraftChoice
 from decoding.sampling import sampler
 from decoding.sampling.transfer import tensor_on
 from engine.heads.dflash import DFlashHead, layer_window
-from engine.heads.proposer import DraftStart, HeadSampler, Reading
+from engine.heads.proposer import DraftStart, HeadProposer, HeadSampler, Reading
 from engine.heads.spec import HeadsKind
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.native_replay import trace_few
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
-from engine.layers.lora import LoraLayers
 from engine.layers.rotary import NativeRotary
 from engine.model.attention import Rows, attend_to_pages, running_over
 from engine.model.hidden_states import HiddenStates
@@ -31,20 +30,19 @@ MOST_LOGITS = 1 << 25  # in memory at a time
 _rotate_keys = NativeRotary(apply_rotary_pos_emb)
 
 
-class DFlashProposer:
-    """A `HeadProposer`. All entries of a block are drafted at once, so any candidate may follow any.
+class DFlashProposer(HeadProposer):
+    """All entries of a block are drafted at once, so any candidate may follow any.
 
     In DSpark heads an entry also depends on the token before: candidates follow the best ones.
     """
 
     kind: HeadsKind = "dflash"
-    stepwise: bool = False
-    further_s: float = 0.0
-    lora: LoraLayers | None = None
-    tree: Sequence[Sequence[int]] | None = None
 
     def __init__(self, head: DFlashHead, runner: Runner) -> None:
         """head: with `join_context`. runner: the target's, which keeps the hidden states that the head reads."""
+        output_layer = runner.model.get_output_embeddings()
+        assert output_layer is not None
+        head.share_output(output_layer)
         self._head, self._cache = head, runner.cache
         self.length = head.config.length
         self.chained = head.markov_head is not None
@@ -61,10 +59,7 @@ class DFlashProposer:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Do before the first draft what takes long: compile kernels, and trace the head on a CPU.
-
-        Pages must be allocated and free, because some are overwritten.
-        """
+        """Compile kernels, and trace the head on a CPU."""
         sampler.warm_up(self._device, self._outputs, self._token_ids)
         self._write(*self._context_example(1).inputs)  # the first call adds the layers' pages
         self._hidden(*self._block_example(1).inputs)

@@ -23,7 +23,7 @@ from engine.heads.dflash_proposer import DFlashProposer
 from engine.heads.eagle3 import Eagle3Head, read_eagle3, stated_layers
 from engine.heads.medusa import MedusaProposer, read_medusa
 from engine.heads.mtp import MtpHead, read_mtp
-from engine.heads.pard import PardModel, PardProposer, read_pard
+from engine.heads.pard import PardProposer, read_pard
 from engine.heads.proposer import ChainHead, DraftStart, HeadProposer, Reading
 from engine.heads.self_drafting import SelfProposer
 from engine.heads.spec import HeadsSpec
@@ -109,8 +109,9 @@ class LoadedHeads:
     module: torch.nn.Module
     layers: tuple[int, ...]  # after how many layers the runner keeps hidden states
     column_numbers: int  # that they keep for each token in the target's pages
-    graph_count: Callable[[int, int], int]  # number of their CUDA graphs, given a runner's slots and max_query
     _make: Callable[[Runner], HeadProposer]
+    # number of their CUDA graphs, given a runner's slots and max_query
+    graph_count: Callable[[int, int], int] = lambda slots, max_query: 0
     lora: LoraLayers | None = None  # the adapters of its layers
 
     def prepare(self, runner: Runner) -> None:
@@ -128,6 +129,7 @@ class LoadedHeads:
         """
         use_faster_parts(self.module, lora=self.lora)
         proposer = self._make(runner)
+        proposer.warm_up()
         check_acceptance(self.spec, proposer, runner, self.layers)
         return proposer
 
@@ -151,10 +153,14 @@ def load_heads(spec: HeadsSpec, model: PreTrainedModel, mask_token_id: int | Non
     return loads[spec.kind](checkpoint, model)
 
 
-def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
-    for key in ("layers", "tree"):
+def _refuse(spec: HeadsSpec, reason: str, *keys: str) -> None:
+    for key in keys:
         if getattr(spec, key) is not None:
-            raise ConfigError(f"{spec.name}.{key}: an MTP layer drafts a chain from the last state; remove the key")
+            raise ConfigError(f"{spec.name}.{key}: {reason}; remove the key")
+
+
+def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
+    _refuse(spec, "an MTP layer drafts a chain from the last state", "layers", "tree")
     head = read_mtp(spec, model)
     _place(head, model)
     layers = (int(model.config.get_text_config().num_hidden_layers),)
@@ -162,43 +168,28 @@ def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
 
 
 def _load_pard(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
-    for key in ("layers", "tree"):
-        if getattr(spec, key) is not None:
-            raise ConfigError(f"{spec.name}.{key}: a PARD model reads tokens and drafts a block; remove the key")
+    _refuse(spec, "a PARD model reads tokens and drafts a block", "layers", "tree")
     drafter = read_pard(spec, model)
     _place(drafter, model)
-    return LoadedHeads(
-        spec, drafter, (), drafter.column_numbers(), lambda slots, max_query: 0, partial(_make_pard, drafter)
-    )
-
-
-def _make_pard(drafter: PardModel, runner: Runner) -> PardProposer:
-    proposer = PardProposer(drafter, runner)
-    proposer.warm_up()
-    return proposer
+    return LoadedHeads(spec, drafter, (), drafter.column_numbers(), partial(PardProposer, drafter))
 
 
 def _load_self(spec: HeadsSpec, mask_token_id: int | None) -> LoadedHeads:
-    for key in ("layers", "tree"):
-        if getattr(spec, key) is not None:
-            raise ConfigError(f"{spec.name}.{key}: a target that drafts for itself reads its pages; remove the key")
-    make = partial(SelfProposer, spec, mask_token_id)
-    return LoadedHeads(spec, torch.nn.Module(), (), 0, lambda slots, max_query: 0, make)
+    _refuse(spec, "a target that drafts for itself reads its pages", "layers", "tree")
+    return LoadedHeads(spec, torch.nn.Module(), (), 0, partial(SelfProposer, spec, mask_token_id))
 
 
 def _load_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:
     spec, config = checkpoint.spec, model.config.get_text_config()
-    if spec.layers is not None:
-        raise ConfigError(f"{spec.name}.layers: medusa heads read the last hidden state only; remove the key")
+    _refuse(spec, "medusa heads read the last hidden state only", "layers")
     heads = read_medusa(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     _place(heads, model)
-    return LoadedHeads(spec, heads, (), 0, lambda slots, max_query: 0, partial(MedusaProposer, heads, tree=spec.tree))
+    return LoadedHeads(spec, heads, (), 0, partial(MedusaProposer, heads, tree=spec.tree))
 
 
 def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:
     spec, config = checkpoint.spec, model.config.get_text_config()
-    if spec.tree is not None:
-        raise ConfigError(f"{spec.name}.tree: static trees are for medusa heads; remove the key")
+    _refuse(spec, "static trees are for medusa heads", "tree")
     head = read_eagle3(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     layers = _read_layers(spec, stated_layers(checkpoint.config, config.num_hidden_layers))
     _share_embedding(head, model)
@@ -208,8 +199,7 @@ def _load_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
 
 def _load_dflash(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedHeads:
     spec, config = checkpoint.spec, model.config.get_text_config()
-    if spec.tree is not None:
-        raise ConfigError(f"{spec.name}.tree: static trees are for medusa heads; remove the key")
+    _refuse(spec, "static trees are for medusa heads", "tree")
     layers = _read_layers(spec, layer_ids(checkpoint))
     head = read_dflash(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     if head.has_two_sided_windows:
@@ -219,8 +209,7 @@ def _load_dflash(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> LoadedH
     _share_embedding(head, model)
     _place(head, model)
     head.join_context()
-    numbers = head.column_numbers
-    return LoadedHeads(spec, head, layers, numbers, lambda slots, max_query: 0, partial(_make_dflash, head))
+    return LoadedHeads(spec, head, layers, head.column_numbers, partial(DFlashProposer, head))
 
 
 def _share_embedding(head: Eagle3Head | DFlashHead, model: PreTrainedModel) -> None:
@@ -237,15 +226,6 @@ def _read_layers(spec: HeadsSpec, stated: Sequence[int]) -> tuple[int, ...]:
     return layers
 
 
-def _make_dflash(head: DFlashHead, runner: Runner) -> DFlashProposer:
-    output_layer = runner.model.get_output_embeddings()
-    assert output_layer is not None
-    head.share_output(output_layer)
-    proposer = DFlashProposer(head, runner)
-    proposer.warm_up()
-    return proposer
-
-
 def _chain(
     spec: HeadsSpec, head: ChainHead, model: PreTrainedModel, layers: tuple[int, ...], column_numbers: int
 ) -> LoadedHeads:
@@ -253,15 +233,13 @@ def _chain(
     if spec.adapter_slots:
         lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=False, part=head)
     make = partial(_make_chain, head, lora)
-    return LoadedHeads(spec, head, layers, column_numbers, graph_count, make, lora)
+    return LoadedHeads(spec, head, layers, column_numbers, make, graph_count, lora)
 
 
 def _make_chain(head: ChainHead, lora: LoraLayers | None, runner: Runner) -> ChainProposer:
     if isinstance(head, MtpHead):
         head.share(runner.model)
-    proposer = ChainProposer(head, runner, lora)
-    proposer.warm_up()
-    return proposer
+    return ChainProposer(head, runner, lora)
 
 
 def _place(module: torch.nn.Module, model: PreTrainedModel) -> None:

@@ -14,9 +14,8 @@ from torch.nn.functional import silu
 from decoding.drafts.choices import DraftChoice
 from decoding.sampling.transfer import tensor_on
 from engine.heads.checkpoint import HeadsCheckpoint
-from engine.heads.proposer import DraftStart, HeadSampler, Reading
+from engine.heads.proposer import DraftStart, HeadProposer, HeadSampler, Reading
 from engine.heads.spec import HeadsKind
-from engine.layers.lora import LoraLayers
 from engine.model.hidden_states import HiddenStates
 from engine.model.runner import Runner
 
@@ -104,10 +103,7 @@ def read_medusa(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: in
             raise checkpoint.error(f"token_map names tokens outside the target's vocabulary of {vocab_size}")
     width = vocab_size if token_map is None else len(token_map)
     module = MedusaHeads(
-        *(heads, layers, hidden_size),
-        outputs=width if outputs else None,
-        token_map=token_map,
-        vocab_size=vocab_size,
+        *(heads, layers, hidden_size), outputs=width if outputs else None, token_map=token_map, vocab_size=vocab_size
     )
     module.weight.data = _stack(checkpoint, weights, hidden_size, hidden_size).unflatten(0, (heads, layers))
     if biases:
@@ -127,14 +123,10 @@ def _stack(checkpoint: HeadsCheckpoint, names: list[str], *shape: int) -> Tensor
     return torch.stack([checkpoint.check_shape(name, *shape) for name in names])
 
 
-class MedusaProposer:
-    """A `HeadProposer`. All heads see the same state, so any candidate may follow any."""
+class MedusaProposer(HeadProposer):
+    """All heads see the same state, so any candidate may follow any."""
 
     kind: HeadsKind = "medusa"
-    stepwise: bool = False
-    further_s: float = 0.0
-    chained: bool = False
-    lora: LoraLayers | None = None
 
     def __init__(self, heads: MedusaHeads, runner: Runner, *, tree: Sequence[Sequence[int]] | None = None) -> None:
         """runner: the target's, which keeps hidden states. tree: as in `HeadProposer`."""

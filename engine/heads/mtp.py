@@ -98,10 +98,7 @@ class MtpHead(ChainHead):
         parts = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
         joined = torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1)  # [1, N, 2 H]
         output: Tensor = self.block(
-            inputs_embeds=self.projection(joined),
-            position_ids=positions,
-            attention_mask=self.no_mask,
-            use_cache=False,
+            inputs_embeds=self.projection(joined), position_ids=positions, attention_mask=self.no_mask, use_cache=False
         ).last_hidden_state
         return output
 

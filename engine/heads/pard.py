@@ -15,12 +15,11 @@ from decoding.drafts.choices import DraftChoice
 from decoding.sampling import sampler
 from engine.heads.checkpoint import heads_error, heads_folder
 from engine.heads.dflash_proposer import MOST_LOGITS
-from engine.heads.proposer import DraftStart, HeadSampler, Reading
+from engine.heads.proposer import DraftStart, HeadProposer, HeadSampler, Reading
 from engine.heads.spec import HeadsKind, HeadsSpec
 from engine.kernels.attention import RaggedBatch
 from engine.kernels.native_replay import trace_few
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
-from engine.layers.lora import LoraLayers
 from engine.model.attention import Rows, running_over, use_pages
 from engine.model.hidden_states import HiddenStates
 from engine.model.kv_pages import KVPages
@@ -91,16 +90,11 @@ def read_pard(spec: HeadsSpec, target: PreTrainedModel) -> PardModel:
     return PardModel(model, int(mask), shared)
 
 
-class PardProposer:
-    """A `HeadProposer`. All tokens of a draft are chosen at once, so any candidate may follow any."""
+class PardProposer(HeadProposer):
+    """All tokens of a draft are chosen at once, so any candidate may follow any."""
 
     kind: HeadsKind = "pard"
     length: int = _LENGTH
-    lora: LoraLayers | None = None
-    stepwise: bool = False
-    further_s: float = 0.0
-    chained: bool = False
-    tree: Sequence[Sequence[int]] | None = None
 
     def __init__(self, model: PardModel, runner: Runner) -> None:
         """runner: the target's."""
@@ -115,7 +109,7 @@ class PardProposer:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Do before the first draft what takes long, as in `DFlashProposer`."""
+        """Compile kernels, and trace the model on a CPU."""
         sampler.warm_up(self._device, self._model.outputs, self._token_ids)
         self._logits(*self._example(1).inputs)  # the first call adds the layers' pages
         if self._device.type == "cpu":

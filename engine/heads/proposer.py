@@ -131,11 +131,15 @@ class HeadProposer(Protocol):
 
     kind: HeadsKind
     length: int  # the most tokens of a path
-    tree: Sequence[Sequence[int]] | None  # paths of ranks to draft; None: those most probably committed
-    stepwise: bool  # whether each token of a path takes a step of its own …
-    further_s: float  # … and how many seconds each took after the first when it last drafted several
-    chained: bool  # whether a token's candidates follow the best ones before it only; otherwise any
-    lora: "LoraLayers | None"  # its adapters, in the slots of the target's; None: it takes none
+    tree: Sequence[Sequence[int]] | None = None  # paths of ranks to draft; None: those most probably committed
+    stepwise: bool = False  # whether each token of a path takes a step of its own …
+    further_s: float = 0.0  # … and how many seconds each took after the first when it last drafted several
+    chained: bool = False  # whether a token's candidates follow the best ones before it only; otherwise any
+    lora: "LoraLayers | None" = None  # its adapters, in the slots of the target's; None: it takes none
+
+    def warm_up(self) -> None:
+        """Do before the first draft what takes long. Pages must be allocated and free: some are overwritten."""
+        return
 
     def read(self, readings: Sequence[Reading], hidden: "HiddenStates") -> None:
         """Take in what the target ran, before its next forward."""

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from decoding.drafts.choices import DraftChoice
 from decoding.errors import ConfigError
-from engine.heads.proposer import DraftStart, HeadSampler, Reading
+from engine.heads.proposer import DraftStart, HeadProposer, HeadSampler, Reading
 from engine.heads.spec import HeadsKind, HeadsSpec
-from engine.layers.lora import LoraLayers
 from engine.model.hidden_states import HiddenStates
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
@@ -36,19 +35,14 @@ def noise_tokens(mask_token_id: int | None, vocab_size: int) -> list[int]:
     return [mask_token_id] * _PERIOD
 
 
-class SelfProposer:
-    """A `HeadProposer`. All tokens of a draft are chosen at once, so any candidate may follow any.
+class SelfProposer(HeadProposer):
+    """All tokens of a draft are chosen at once, so any candidate may follow any.
 
     A text with an adapter has it on its last token, and so on the first draft token, but not on the noise.
     """
 
     kind: HeadsKind = "self"
     length: int = _LENGTH
-    lora: LoraLayers | None = None
-    stepwise: bool = False
-    further_s: float = 0.0
-    chained: bool = False
-    tree: Sequence[Sequence[int]] | None = None
 
     def __init__(self, spec: HeadsSpec, mask_token_id: int | None, runner: Runner) -> None:
         """runner: the target's, whose last adapter slot has the weights. mask_token_id: None: they know noise.
