@@ -195,6 +195,9 @@ class _Merger:
             self._bind_result(left.result, right.result, self._graph.call_function(function, args, kwargs))
         self._graph.output(self._argument(first.result, second.result))
         change(self._graph, self._constants)
+        for node in [node for node in self._constants if not node.users]:  # each takes time at every call
+            self._graph.erase_node(node)
+            del self._constants[node]
         self._graph.lint()
         run, constants = fx.GraphModule({}, self._graph).forward, list(self._constants.values())
         return lambda *given: run(*constants, *given)

@@ -142,7 +142,8 @@ def test_attention_is_the_largest_over_layers_and_heads() -> None:
 
 @pytest.mark.parametrize("reach", [None, Reach(4)])
 def test_few_tokens_are_packed_as_many_are(monkeypatch: pytest.MonkeyPatch, reach: Reach | None) -> None:
-    rows = [RowInput(3, 7, [5, 6, 8]), RowInput(1, 0, [9]), RowInput(2, 40, [1, 2])]
+    tree = RowInput(4, 12, [3, 4], trunk=11, paths=[[11, 12], [11, 13]], positions=[90, 90])
+    rows = [RowInput(3, 7, [5, 6, 8]), RowInput(1, 0, [9]), tree, RowInput(2, 40, [1, 2])]
     few = pack_inputs(rows, reach=reach, rest=[4, 2])
     monkeypatch.setattr("engine.model.ragged_batch._FEW", 0)
     many = pack_inputs(rows, reach=reach, rest=[4, 2])
