@@ -47,17 +47,8 @@ def penalise_(logits: Tensor, shape: Tensor, tokens: Tensor, counts: Tensor, set
     native = library()
     assert native is not None
     before = torch.empty(total)
-    native.penalise(
-        logits.data_ptr(),
-        *logits.shape,
-        shape[0].data_ptr(),
-        shape[1].data_ptr(),
-        tokens.data_ptr(),
-        counts.data_ptr(),
-        settings.data_ptr(),
-        torch.get_num_threads(),
-        before.data_ptr(),
-    )
+    inputs = [part.data_ptr() for part in (shape[0], shape[1], tokens, counts, settings)]
+    native.penalise(logits.data_ptr(), *logits.shape, *inputs, torch.get_num_threads(), before.data_ptr())
     return before
 
 
@@ -65,12 +56,5 @@ def restore_(logits: Tensor, shape: Tensor, tokens: Tensor, before: Tensor) -> N
     """Undo `penalise_`."""
     native = library()
     assert native is not None
-    native.restore(
-        logits.data_ptr(),
-        *logits.shape,
-        shape[0].data_ptr(),
-        shape[1].data_ptr(),
-        tokens.data_ptr(),
-        torch.get_num_threads(),
-        before.data_ptr(),
-    )
+    inputs = [part.data_ptr() for part in (shape[0], shape[1], tokens)]
+    native.restore(logits.data_ptr(), *logits.shape, *inputs, torch.get_num_threads(), before.data_ptr())

@@ -1,6 +1,6 @@
 """Fields that make or shorten a prompt, and the bodies of /compress, /tokenize and /detokenize."""
 
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -103,19 +103,25 @@ class Compressed(NamedTuple):
     prompts: list[ShortenedPrompt] | None = None  # if their tokens keep their positions
 
 
-class CompressRequest(PromptCompression):
-    """Body of POST /compress."""
-
+class _TextOrConversation(StrictModel):
     model: EndpointName = ""
     prompt: Text | None = Field(None, description="A text; this or `messages`.")
     messages: Items[Message] | None = Field(None, description="A conversation; this or `prompt`.")
 
     @model_validator(mode="after")
-    def _one_input(self) -> "CompressRequest":
-        if self.method == "attention":
-            raise wrong_field("method", "should be perplexity or sentence: attention leaves tokens, not a text")
+    def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise wrong_field("prompt", "should be set, or else messages, but not both")
+        return self
+
+
+class CompressRequest(_TextOrConversation, PromptCompression):
+    """Body of POST /compress."""
+
+    @model_validator(mode="after")
+    def _leaves_a_text(self) -> Self:
+        if self.method == "attention":
+            raise wrong_field("method", "should be perplexity or sentence: attention leaves tokens, not a text")
         return self
 
 
@@ -129,24 +135,15 @@ class CompressedPrompt(BaseModel):
     ratio: float  # compressed_tokens / original_tokens
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(_TextOrConversation):
     """Body of POST /tokenize: a text, or a conversation for the chat template."""
 
-    model: EndpointName = ""
-    prompt: Text | None = Field(None, description="A text; this or `messages`.")
-    messages: Items[Message] | None = Field(None, description="A conversation; this or `prompt`.")
     add_special_tokens: bool | None = Field(None, description="Of a text: false leaves out what the model begins with.")
     return_token_strs: bool | None = Field(None, description="Also answer with the tokens as texts.")
     add_generation_prompt: bool | None = Field(None, description="Of a conversation: as in chat.")
     continue_final_message: bool | None = Field(None, description="The same.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="The same.")
     tools: Offered[Tool] | None = Field(None, description="The same.")
-
-    @model_validator(mode="after")
-    def _one_input(self) -> "TokenizeRequest":
-        if (self.prompt is None) == (self.messages is None):
-            raise wrong_field("prompt", "should be set, or else messages, but not both")
-        return self
 
     def to_conversation(self) -> Conversation:
         return Conversation(

@@ -71,6 +71,26 @@ class HeadsCheckpoint(NamedTuple):
         self.tensors["d2t"] = drafted - outputs
         return order
 
+    def fill(self, head: nn.Module, vocab_size: int, *, outputs: Collection[str], ignored: Collection[str]) -> None:
+        """Give a head on the meta device its tensors, those of its outputs in the order of rising tokens.
+
+        outputs: tensors with a row for each token that can be drafted. ignored: that files may have, and no head needs.
+
+        Raises:
+            ConfigError: a tensor is missing, surplus or of another size, or see `sort_drafted`.
+        """
+        tensors, shapes = self.tensors, {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+        if "d2t" not in tensors and shapes["d2t"] == (vocab_size,):
+            tensors["d2t"] = torch.zeros(vocab_size, dtype=torch.int64)
+        self.check_names(shapes, ignored=ignored)
+        for name, shape in shapes.items():
+            self.check_shape(name, *shape)
+        order = self.sort_drafted(vocab_size)
+        if not torch.equal(order, torch.arange(len(order))):
+            for name in shapes.keys() & set(outputs):
+                tensors[name] = tensors[name][order]
+        head.load_state_dict({name: tensors[name] for name in shapes}, assign=True)
+
 
 def heads_error(spec: HeadsSpec, problem: str) -> ConfigError:
     """Return an error that names the key and the path."""

@@ -32,17 +32,7 @@ def read_dflash(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: in
     config = dflash_config(checkpoint, hidden_size=hidden_size, vocab_size=vocab_size)
     with torch.device("meta"):
         head = DFlashHead(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    if "d2t" not in tensors and config.outputs == vocab_size:
-        tensors["d2t"] = torch.zeros(config.outputs, dtype=torch.int64)
-    checkpoint.check_names(shapes, ignored=_IGNORED)
-    for name, shape in shapes.items():
-        checkpoint.check_shape(name, *shape)
-    order = checkpoint.sort_drafted(vocab_size)
-    if not torch.equal(order, torch.arange(len(order))):
-        for name in _OUTPUTS & shapes.keys():
-            tensors[name] = tensors[name][order]
-    head.load_state_dict({name: tensors[name] for name in shapes}, assign=True)
+    checkpoint.fill(head, vocab_size, outputs=_OUTPUTS, ignored=_IGNORED)
     head.rotary_emb = type(head.rotary_emb)(config.layers)  # its buffers are not stored
     return head
 

@@ -136,16 +136,7 @@ def read_eagle3(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: in
             norm_before_residual=bool(config.get("norm_before_residual", False)),
             own_embedding=own_embedding,
         )
-    shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    if "d2t" not in tensors and outputs == vocab_size:
-        tensors["d2t"] = torch.zeros(outputs, dtype=torch.int64)
-    checkpoint.check_names(shapes, ignored={"t2d"})
-    for name, shape in shapes.items():
-        checkpoint.check_shape(name, *shape)
-    order = checkpoint.sort_drafted(vocab_size)
-    if not torch.equal(order, torch.arange(outputs)):
-        tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
-    head.load_state_dict({name: tensors[name] for name in shapes}, assign=True)
+    checkpoint.fill(head, vocab_size, outputs={"lm_head.weight"}, ignored={"t2d"})
     head.rotary_emb = type(head.rotary_emb)(layer_config)  # its buffers are not stored
     return head
 

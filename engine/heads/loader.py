@@ -30,7 +30,9 @@ from engine.heads.spec import HeadsSpec
 from engine.layers.faster_layers import round_inputs, use_faster_parts
 from engine.layers.lora import LoraLayers
 from engine.layers.quantized_linear import QuantizedModule, round_linears
-from engine.model.ragged_batch import RowInput
+from engine.model.attention import Rows, running_over
+from engine.model.kv_pages import KVPages
+from engine.model.ragged_batch import RowInput, pack_inputs
 from engine.model.runner import Runner
 
 _log = logging.getLogger(__name__)
@@ -164,14 +166,17 @@ def _load_mtp(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     head = read_mtp(spec, model)
     _place(head, model)
     layers = (int(model.config.get_text_config().num_hidden_layers),)
-    return _chain(spec, head, model, layers, head.column_numbers())
+    hidden = head.projection.weight.new_zeros(1, 1, head.hidden_size)
+    numbers = _count_numbers(lambda _, positions: head(hidden, hidden, positions), hidden.device)
+    return _chain(spec, head, model, layers, numbers)
 
 
 def _load_pard(spec: HeadsSpec, model: PreTrainedModel) -> LoadedHeads:
     _refuse(spec, "a PARD model reads tokens and drafts a block", "layers", "tree")
     drafter = read_pard(spec, model)
     _place(drafter, model)
-    return LoadedHeads(spec, drafter, (), drafter.column_numbers(), partial(PardProposer, drafter))
+    numbers = _count_numbers(drafter.read, drafter.no_mask.device)
+    return LoadedHeads(spec, drafter, (), numbers, partial(PardProposer, drafter))
 
 
 def _load_self(spec: HeadsSpec, mask_token_id: int | None) -> LoadedHeads:
@@ -240,6 +245,17 @@ def _make_chain(head: ChainHead, lora: LoraLayers | None, runner: Runner) -> Cha
     if isinstance(head, MtpHead):
         head.share(runner.model)
     return ChainProposer(head, runner, lora)
+
+
+@torch.inference_mode()
+def _count_numbers(run: Callable[[Tensor, Tensor], object], device: torch.device) -> int:
+    """Return how many numbers pages keep for a token of a model. run: over tokens and positions, [1, 1] each."""
+    cache = KVPages(slots=1, capacity=1)
+    cache.prepare_writes([(0, 0, 1)])
+    tokens, positions, batch = pack_inputs([RowInput(0, 0, [0])]).copy_to(device).unpack()
+    with running_over(Rows(batch, cache)):
+        run(tokens, positions)
+    return sum(store[0].numel() // cache.page_size for stores in cache.layers.values() for store in stores)
 
 
 def _place(module: torch.nn.Module, model: PreTrainedModel) -> None:

@@ -32,9 +32,7 @@ from engine.heads.mtp_layout import (
 )
 from engine.heads.proposer import ChainHead
 from engine.heads.spec import HeadsSpec
-from engine.model.attention import Rows, running_over, use_pages
-from engine.model.kv_pages import KVPages
-from engine.model.ragged_batch import RowInput, pack_inputs
+from engine.model.attention import use_pages
 
 _FILES = "model*.safetensors", "mtp*.safetensors"
 _BLOCK = 128, 128
@@ -106,18 +104,6 @@ class MtpHead(ChainHead):
         assert self._shared is not None
         normed: Tensor = self._shared[0](states)
         return normed
-
-    @torch.inference_mode()
-    def column_numbers(self) -> int:
-        """Return how many numbers pages keep for a token. It runs one token to count them."""
-        parameter = self.projection.weight
-        cache = KVPages(slots=1, capacity=1)
-        cache.prepare_writes([(0, 0, 1)])
-        _, positions, batch = pack_inputs([RowInput(0, 0, [0])]).copy_to(parameter.device).unpack()
-        hidden = parameter.new_zeros(1, 1, self.hidden_size)
-        with running_over(Rows(batch, cache)):
-            self(hidden, hidden, positions)
-        return sum(store[0].numel() // cache.page_size for stores in cache.layers.values() for store in stores)
 
 
 def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:

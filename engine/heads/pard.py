@@ -22,7 +22,6 @@ from engine.kernels.native_replay import trace_few
 from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
 from engine.model.attention import Rows, running_over, use_pages
 from engine.model.hidden_states import HiddenStates
-from engine.model.kv_pages import KVPages
 from engine.model.ragged_batch import RowInput, pack_inputs
 from engine.model.runner import Runner
 
@@ -57,16 +56,6 @@ class PardModel(nn.Module):
             input_ids=tokens, position_ids=positions, attention_mask=self.no_mask, use_cache=False
         ).logits
         return logits[0, :, : self.outputs].float()
-
-    @torch.inference_mode()
-    def column_numbers(self) -> int:
-        """Return how many numbers pages keep for a token. It runs one token to count them."""
-        cache = KVPages(slots=1, capacity=1)
-        cache.prepare_writes([(0, 0, 1)])
-        tokens, positions, batch = pack_inputs([RowInput(0, 0, [0])]).copy_to(self.no_mask.device).unpack()
-        with running_over(Rows(batch, cache)):
-            self.read(tokens, positions)
-        return sum(store[0].numel() // cache.page_size for stores in cache.layers.values() for store in stores)
 
 
 def read_pard(spec: HeadsSpec, target: PreTrainedModel) -> PardModel:
