@@ -64,9 +64,8 @@ def _packages(root: Path, folders: Sequence[str]) -> list[str]:
 def below_consort(source: str) -> str:
     """Return a module's source with imports from our folders turned into imports from `consort`. Lines stay lines.
 
-    Raises:
-        ValueError: it imports what no wheel has, binds a folder's name, or names one of our modules in a text, which
-            this can't follow.
+    Raises ValueError if it imports what no wheel has, binds a folder's name, or names one of our modules in a text,
+    which this can't follow.
     """
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):

@@ -28,8 +28,7 @@ def wait_for_replicas(
 ) -> None:
     """Wait until a model has so many replicas, and report what they wait for whenever that changes.
 
-    Raises:
-        UnavailableError: it has not so many in time, or the server does not say.
+    Raises UnavailableError if it has not so many in time, or the server does not say.
     """
     ends_at_s, last = time.monotonic() + timeout_s, None
     while True:
@@ -62,9 +61,7 @@ class StatusReader:
     def read(self) -> Document:
         """Return what `consort status --json` prints: GET /v1/status, with the URL and each endpoint's rates.
 
-        Raises:
-            UnavailableError: no server answers.
-            InvalidRequestError: the key is wrong.
+        Raises UnavailableError if no server answers; InvalidRequestError if the key is wrong.
         """
         document = self._client.document("/v1/status")
         last, self._last = self._last, document

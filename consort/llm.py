@@ -63,8 +63,7 @@ class LocalModel:
         ngram: also draft by lookup in the text.
         drafter_options: like the options, for the drafter.
 
-        Raises:
-            ConfigError: an option is wrong, or a model can't be loaded or does not fit into memory.
+        Raises ConfigError if an option is wrong, or a model can't be loaded or does not fit into memory.
         """
         models = {_NAME: _model(model, options)}
         if drafter is not None:
@@ -84,8 +83,7 @@ class LocalModel:
         path: by default the configuration that `consort serve` has: SmolLM2-135M-Instruct.
         endpoint: its name; None: the first.
 
-        Raises:
-            ConfigError: the configuration is wrong, has no such endpoint, or a model can't be loaded.
+        Raises ConfigError if the configuration is wrong, has no such endpoint, or a model can't be loaded.
         """
         config = load_config(Path(path))
         name = next(iter(config.endpoints)) if endpoint is None else endpoint
@@ -111,8 +109,7 @@ class LocalModel:
 
         path: a folder or a .gguf file.
 
-        Raises:
-            InvalidRequestError: the checkpoint does not fit the model, or can't be loaded.
+        Raises InvalidRequestError if the checkpoint does not fit the model, or can't be loaded.
         """
         return self._endpoint.load_weights(str(Path(path).absolute()))
 

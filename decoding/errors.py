@@ -40,8 +40,7 @@ class InvalidRequestError(ConsortError, ValueError):
 def require(holds: bool, field: str, given: object, expected: str) -> None:
     """Check a value of a request.
 
-    Raises:
-        InvalidRequestError: `holds` is false. The message names the field and the expected value.
+    Raises InvalidRequestError if `holds` is false. The message names the field and the expected value.
     """
     if not holds:
         raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)

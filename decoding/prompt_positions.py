@@ -12,8 +12,7 @@ from decoding.errors import require
 class PromptPositions(msgspec.Struct, frozen=True):
     """The kept tokens' positions. Text after the prompt continues at position `length`.
 
-    Raises:
-        InvalidRequestError: the positions don't ascend, or are not the whole prompt's.
+    Raises InvalidRequestError if the positions don't ascend, or are not the whole prompt's.
     """
 
     kept: Sequence[int]  # of each token of the shortened prompt, ascending

@@ -92,10 +92,9 @@ class Client:
     def document(self, path: str) -> Any:
         """Return the JSON document at a path.
 
-        Raises:
-            InvalidRequestError: the server refused the request; names the field, if the server did.
-            OverloadedError, DeadlineError: the server's queue is full, or the request took too long.
-            UnavailableError: the server can't answer now, or there is none.
+        Raises InvalidRequestError if the server refused the request; names the field, if the server did. Raises
+        OverloadedError, DeadlineError if the server's queue is full, or the request took too long. Raises
+        UnavailableError if the server can't answer now, or there is none.
         """
         return self.checked(path, self.get(path))
 

@@ -246,8 +246,7 @@ class Comparison:
 def measure_comparison(workload: Workload, *, seeds: int, samples: int, report: Report) -> Comparison:
     """Let all contestants answer every prompt with each seed, and judge their texts. samples: as in `compare`.
 
-    Raises:
-        ConsortError: a model can't be loaded, or a prompt does not fit.
+    Raises ConsortError if a model can't be loaded, or a prompt does not fit.
     """
     disable_progress_bar()
     served = load_endpoints(workload.config)[workload.endpoint]

@@ -96,9 +96,8 @@ class Profile:
 def measure_profile(workload: Workload, report: Report) -> Profile:
     """Load and measure the endpoint's target, then its drafter, or its heads if it has none.
 
-    Raises:
-        ConfigError: a model can't be loaded, or the answers are too short for a measurement.
-        InvalidRequestError: a prompt does not fit, or the temperature is out of range.
+    Raises ConfigError if a model can't be loaded, or the answers are too short for a measurement; InvalidRequestError
+    if a prompt does not fit, or the temperature is out of range.
     """
     disable_progress_bar()
     config, temperature = workload.config, workload.temperature

@@ -152,8 +152,7 @@ class ChatWriter:
     def write(self, first: int) -> Iterator[Written]:
         """Yield the chats of the numbers from `first` on as each is finished, without end.
 
-        Raises:
-            ConfigError: the model's logits are no numbers.
+        Raises ConfigError if the model's logits are no numbers.
         """
         cache = self.runner.cache
         numbers = count(first)

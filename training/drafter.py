@@ -51,8 +51,7 @@ class DrafterOptions:
 def train_drafter(options: DrafterOptions, *, report: Report) -> None:
     """Make a drafter for the target. Without epochs it is what training would start from.
 
-    Raises:
-        ConfigError: as `StudentRun`, or the model to start from can't be loaded or pruned.
+    Raises ConfigError as `StudentRun` does, or if the model to start from can't be loaded or pruned.
     """
     run = StudentRun(options.run, report=report)
     folder = run.folder(options.settings())
@@ -126,8 +125,7 @@ def counted_logits(model: nn.Module, tokens: Tensor, counted: Tensor, **options:
 def write_start(options: DrafterOptions, chats: Sequence[Chat], special_tokens: Sequence[int], folder: Path) -> None:
     """Write the untrained drafter and a line that says what it is into a new folder.
 
-    Raises:
-        ConfigError: a model can't be loaded or pruned, or the given model has other tokens than the target.
+    Raises ConfigError if a model can't be loaded or pruned, or the given model has other tokens than the target.
     """
     target = options.run.target
     path = options.model or target.path

@@ -84,8 +84,7 @@ def encode(example: Example, tokenizer: PreTrainedTokenizerBase, *, max_length: 
     A chat is one row if its template writes a turn in the same way when others follow. If not, each turn of the
     assistant is a row of its own, with all before it. What is too long is cut at the end.
 
-    Raises:
-        ConfigError: the tokenizer has no chat template, or it refuses the chat.
+    Raises ConfigError if the tokenizer has no chat template, or it refuses the chat.
     """
     if not example.messages:
         tokens: list[int] = tokenizer(example.text, verbose=False)["input_ids"]
@@ -204,9 +203,8 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
     The same call goes on from the last checkpoint in `options.work`, where checkpoints are removed at the end. Its
     results are then those of a run that was not interrupted.
 
-    Raises:
-        ConfigError: the model can't be loaded or trained, an example can't be encoded, `work` has checkpoints of a run
-            with other settings, or the disk is full.
+    Raises ConfigError if the model can't be loaded or trained, an example can't be encoded, `work` has checkpoints of a
+    run with other settings, or the disk is full.
     """
     if options.output.exists():
         raise ConfigError(f"{options.output} exists already; name a new folder")

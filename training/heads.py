@@ -74,8 +74,7 @@ class HeadsOptions:
 def train_heads(options: HeadsOptions, *, report: Report) -> None:
     """Make heads for the target. Without epochs they are what training would start from.
 
-    Raises:
-        ConfigError: as `StudentRun`, or the heads to start from can't be loaded.
+    Raises ConfigError as `StudentRun` does, or if the heads to start from can't be loaded.
     """
     check_output(options.run.output)
     checkpoint = _start_checkpoint(options)

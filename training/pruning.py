@@ -32,8 +32,7 @@ def block_influence(model: PreTrainedModel, batches: Iterable[Tensor]) -> list[f
     Block Influence: ShortGPT (arXiv 2403.03853), section 3.2. The least influential layers are dropped first.
     batches: of token ids, int64, [B, T] each, without padding.
 
-    Raises:
-        ConfigError: it is not clear which modules are the decoder layers, or there are no tokens.
+    Raises ConfigError if it is not clear which modules are the decoder layers, or there are no tokens.
     """
     layers = decoder_layers(model)
     totals = [0.0] * len(layers)
@@ -70,8 +69,7 @@ def most_influential(influence: Sequence[float], count: int) -> list[int]:
 def keep_layers(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     """Drop all decoder layers but those of these ascending indices, in place, and return the model.
 
-    Raises:
-        ConfigError: an index is wrong, or the configuration can't describe the smaller model.
+    Raises ConfigError if an index is wrong, or the configuration can't describe the smaller model.
     """
     layers, path = _layers_and_path(model)
     config = model.config.get_text_config(decoder=True)
@@ -101,8 +99,8 @@ def trim_vocabulary(model: PreTrainedModel, token_ids: Sequence[int]) -> PreTrai
     theirs. `save_draft_vocabulary` stores the ids beside the model. FR-Spec (arXiv 2502.14856) and VocabTrim
     (arXiv 2506.22694) trim drafters like this.
 
-    Raises:
-        ConfigError: ids are missing, repeated or out of range, or the model has more than these two layers per token.
+    Raises ConfigError if ids are missing, repeated or out of range, or the model has more than these two layers per
+    token.
     """
     config = model.config.get_text_config(decoder=True)
     if is_trimmed(config):

@@ -27,11 +27,7 @@ class SelfStudent:
     """A `Student` whose first draft token is the teacher's own."""
 
     def __init__(self, target: PreTrainedModel, *, rank: int, steps: int, longest: int, seed: int) -> None:
-        """longest: tokens of a text.
-
-        Raises:
-            ConfigError: the target can't be trained so.
-        """
+        """longest: tokens of a text. Raises ConfigError if the target can't be trained so."""
         if steps < 2:
             raise ConfigError(f"--steps {steps}: the first token of a draft is the target's own; give at least 2")
         config = target.config.get_text_config(decoder=True)

@@ -43,9 +43,8 @@ def write_missing(
 
     layers: after how many layers to keep the hidden states along new texts.
 
-    Raises:
-        ConfigError: the folder belongs to another target, an answer does not fit after a prompt, there are no texts, or
-            the disk is full.
+    Raises ConfigError if the folder belongs to another target, an answer does not fit after a prompt, there are no
+    texts, or the disk is full.
     """
     folder = work / TEXTS
     template = ChatTemplate(tokenizer, chat=wanted.chat)

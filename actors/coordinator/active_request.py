@@ -263,8 +263,7 @@ class ActiveRequest:
     def finish_search(self, message: Beams) -> Delta:
         """Make the only delta of a beam search, from its answers.
 
-        Raises:
-            InvalidRequestError: there are fewer answers than requested.
+        Raises InvalidRequestError if there are fewer answers than requested.
         """
         wanted = self.request.beams.num_return_sequences if self.request.beams else 0
         if len(message.answers) < wanted:

@@ -80,8 +80,7 @@ class Coordinator:
     def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
         """Begin a request. `sink` is called with its deltas, in order, in the coordinator's thread; it must not block.
 
-        Raises:
-            OverloadedError: `max_requests` are in progress.
+        Raises OverloadedError if `max_requests` are in progress.
         """
         if len(self._active) + self._calls.qsize() >= self._max_requests:
             raise OverloadedError(f"{self._max_requests} requests are in progress already.")

@@ -113,8 +113,7 @@ class Term:
 class Request:
     """A client's request, with the prompt as token ids.
 
-    Raises:
-        InvalidRequestError: fields don't go together; the error names one.
+    Raises InvalidRequestError if fields don't go together; the error names one.
     """
 
     endpoint: Endpoint

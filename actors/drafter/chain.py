@@ -83,8 +83,7 @@ class DraftChain:
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:
         """Return each row's choices after its first token, after the best of these, and so on.
 
-        Raises:
-            OutOfPagesError: as in `Runner.logits`.
+        Raises OutOfPagesError as in `Runner.logits`.
         """
         self._runner.cache.prepare_writes((run.slot, run.start, run.end + length - 1) for run, _, _ in starts)
         adapted = any(run.adapter for run, _, _ in starts)

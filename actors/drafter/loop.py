@@ -75,8 +75,7 @@ class Drafter:
         alternatives: the most nodes per row and step when there is spare capacity; 0: the chain alone.
         ahead: draft ahead of the verdicts and offer at once; else one draft, offered when `offers` is called.
 
-        Raises:
-            ConfigError: the model carries a state, and is to draft in other tokens or to learn while it serves.
+        Raises ConfigError if the model carries a state, and is to draft in other tokens or to learn while it serves.
         """
         if runner.has_states and (options.draft_mappings or options.adaptation):
             use = "learn while it serves" if options.adaptation else f"draft for {' and '.join(options.draft_mappings)}"
@@ -311,10 +310,9 @@ def choose(
 ) -> list[DraftChoice]:
     """Return the tokens that may follow each node.
 
-    Args:
-        nodes: each row's.
-        logits: [N, V] after each node, row after row.
-        tables: of the rows' texts.
+    nodes: each row's.
+    logits: [N, V] after each node, row after row.
+    tables: of the rows' texts.
     """
     owners = [row for row, row_nodes in zip(rows, nodes, strict=True) for _ in row_nodes]
     flat = [node for row_nodes in nodes for node in row_nodes]

@@ -155,8 +155,7 @@ class EnsembleRounds:
     def add_reply(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
         """Add another member's logits, [K + 1, V or padded]. A reply to an earlier step, or a second one, is ignored.
 
-        Raises:
-            ValueError: the reply has a wrong number of positions, or unknown tokens.
+        Raises ValueError if the reply has a wrong number of positions, or unknown tokens.
         """
         member = self.others.get(replica)
         if self.round is None or self.round.step != step or member is None:

@@ -61,8 +61,7 @@ class AdapterTable(Generic[_Row]):
     def begin(self, row: _Row) -> None:
         """Give the row its adapter's slot, now or once the weights are there.
 
-        Raises:
-            InvalidRequestError: the model takes no adapters.
+        Raises InvalidRequestError if the model takes no adapters.
         """
         adapter = row.adapter
         if adapter is None:

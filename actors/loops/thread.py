@@ -90,8 +90,7 @@ class LoopThread:
     def check(self, *, max_silence_s: float | None = None) -> None:
         """Check the loop's health. max_silence_s: the longest permitted turn; `patience_s` by default.
 
-        Raises:
-            UnavailableError: the loop has ended, or its current turn takes too long.
+        Raises UnavailableError if the loop has ended, or its current turn takes too long.
         """
         silence_s = time.monotonic() - self._last_turn_s
         limit_s = self.patience_s if max_silence_s is None else max_silence_s

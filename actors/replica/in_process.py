@@ -117,8 +117,7 @@ def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]
 
     check: called after every second without a delta; raises if waiting is pointless.
 
-    Raises:
-        ConsortError: the request was refused or failed.
+    Raises ConsortError if the request was refused or failed.
     """
     deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
     coordinator.submit(request, deltas.put)
@@ -131,8 +130,7 @@ def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]
 def generate(coordinator: Coordinator, requests: Sequence[Request], check: Callable[[], None]) -> list[list[Delta]]:
     """Run several requests at the same time. Return the deltas of each, in their order. check: as in `stream`.
 
-    Raises:
-        ConsortError: a request was refused or failed.
+    Raises ConsortError if a request was refused or failed.
     """
     queues: list[queue.SimpleQueue[Delta]] = [queue.SimpleQueue() for _ in requests]
     try:

@@ -65,8 +65,7 @@ class ReplicaSpec:
 def load_replica(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
     """Load all that a replica's loop is made with. Errors as in `load_runner` and `load_with_heads`.
 
-    Raises:
-        ConfigError: in addition, a tokenizer can't be loaded.
+    In addition, raises ConfigError if a tokenizer can't be loaded.
     """
     model, colocated = spec.model, spec.colocated
     drafter: Runner | None
@@ -100,8 +99,7 @@ class Replica:
     def __init__(self, spec: ReplicaSpec, host: str) -> None:
         """Load the model and start the loop. host: the address to listen on.
 
-        Raises:
-            ConfigError: the model or a tokenizer can't be loaded, or doesn't fit into memory.
+        Raises ConfigError if the model or a tokenizer can't be loaded, or doesn't fit into memory.
         """
         self._link = ReplicaZmqLink(spec.model.name, host)
         self.address = self._link.address

@@ -70,8 +70,7 @@ class HeadsDrafter(Proposer):
     def propose(self, rows: Sequence[TargetRow]) -> set[RowKey]:
         """Put drafts of what follows their texts into the rows' tries. Returns the rows that got any.
 
-        Raises:
-            OutOfPagesError: as in `Runner.logits`.
+        Raises OutOfPagesError as in `Runner.logits`.
         """
         began_s = time.perf_counter()
         self.delay = Delay(0.0, 0.0)

@@ -68,8 +68,7 @@ class TargetRow(ServedRow):
         """
         acceptance, lookups: as in `RowDrafts`.
 
-        Raises:
-            UnavailableError: too few members of its ensemble are there.
+        Raises UnavailableError if too few members of its ensemble are there.
         """
         super().__init__(peer, admit)
         self.rejects = self.params.rejects  # whether it verifies by rejection sampling

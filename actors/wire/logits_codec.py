@@ -84,8 +84,7 @@ def unpack(packed: PackedLogits, device: torch.device | str = "cpu", memory: Sha
 
     memory: shared with the member, whose next reply overwrites it.
 
-    Raises:
-        ValueError: sizes, types or tokens are inconsistent.
+    Raises ValueError if sizes, types or tokens are inconsistent.
     """
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if packed.shared and packed.dtype in dtypes and memory is not None:

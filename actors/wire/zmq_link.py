@@ -71,8 +71,7 @@ class PeerRoutes:
     def identify(self, routing_id: bytes, public_key: Callable[[], bytes]) -> str:
         """Return the name of a batch's sender. public_key: returns the key that authenticated a new connection.
 
-        Raises:
-            ValueError: the name does not belong to the key.
+        Raises ValueError if the name does not belong to the key.
         """
         name = claimed_name(routing_id).decode()
         if self.routing_ids.get(name) == routing_id:

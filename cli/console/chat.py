@@ -268,8 +268,7 @@ class Call:
 def read(line: str) -> Call | str:
     """Parse a line as a command or a message. A message that begins with a slash is written with two.
 
-    Raises:
-        InvalidRequestError: there is no such command.
+    Raises InvalidRequestError if there is no such command.
     """
     if not line.startswith("/") or line.startswith("//"):
         return line.removeprefix("/") if line.startswith("//") else line

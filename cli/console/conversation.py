@@ -40,8 +40,7 @@ class Parameters:
     def set(self, name: str, text: str) -> object:
         """Set a parameter from text: JSON, on or off, or a string without quotes. null removes it. Returns the value.
 
-        Raises:
-            InvalidRequestError: there is no such parameter, or the value is wrong.
+        Raises InvalidRequestError if there is no such parameter, or the value is wrong.
         """
         if name in _RESERVED:
             raise InvalidRequestError(f"{name}: the console sets it itself", field=name)
@@ -135,8 +134,7 @@ class Conversation:
 def fill_template(card: Mapping[str, Any], body: Mapping[str, Any], text: str) -> dict[str, object]:
     """Return the fields that send a text through a template, as its first variable that the body leaves open.
 
-    Raises:
-        InvalidRequestError: all its variables are set.
+    Raises InvalidRequestError if all its variables are set.
     """
     variables = body.get("variables") or {}
     free = [name for name in card["variables"] if name not in variables and name != "examples"]
@@ -150,9 +148,7 @@ def fill_template(card: Mapping[str, Any], body: Mapping[str, Any], text: str) -
 def choose_model(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> Mapping[str, Any]:
     """Return the card of the wanted model; None for the first that is ready.
 
-    Raises:
-        UnknownModelError: there is no such model.
-        UnavailableError: there are no models.
+    Raises UnknownModelError if there is no such model; UnavailableError if there are no models.
     """
     if wanted is None:
         ready = [card for card in cards if card.get("ready", True)]

@@ -83,8 +83,7 @@ class Generator:
     def run(self, path: str, body: Mapping[str, object], show: Callable[[TextSpan], None]) -> Generation:
         """Stream an answer and pass on its text as it comes. Ctrl-C hangs up, which also stops the server.
 
-        Raises:
-            ConsortError: see `Client.stream`.
+        Raises ConsortError as `Client.stream` does.
         """
         body = {**body, "stream_options": {"include_usage": True}}
         if self.has_sources:

@@ -52,8 +52,7 @@ class TextPrinter:
     def answer(self, generator: Generator, path: str, body: Mapping[str, object]) -> Generation:
         """Print an answer as it comes, with a spinner before it, and end its line.
 
-        Raises:
-            ConsortError: see `Client.stream`.
+        Raises ConsortError as `Client.stream` does.
         """
         if self._console.is_terminal and self._at_line_start:
             self._spinner.start()

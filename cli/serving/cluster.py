@@ -46,9 +46,8 @@ def serving(config: ServerConfig, *, address: str | None, watch: Watch, log_leve
     log_level: from which level on to show what Ray and the replicas log; None shows nothing.
     watch: called repeatedly with the progress of all deployments until they are ready.
 
-    Raises:
-        ConfigError: a model could not be loaded, or the port is taken. Once Ray runs, a note names its logs.
-        UnavailableError: no cluster answers at the address, or Ray or Serve did not start in time.
+    Raises ConfigError if a model could not be loaded, or the port is taken. Once Ray runs, a note names its logs.
+    Raises UnavailableError if no cluster answers at the address, or Ray or Serve did not start in time.
     """
     if log_level is None:
         warnings.simplefilter("ignore")

@@ -30,8 +30,7 @@ _PROPOSERS = {  # by the source of a token
 def run_demo(client: Client, console: Console, *, model: str) -> None:
     """Ask twice, with drafts and without; show the first answer as it comes.
 
-    Raises:
-        UnavailableError: the server could not answer.
+    Raises UnavailableError if the server could not answer.
     """
     # All tokens that were not accepted from a draft are the target's own: they share one colour here.
     printer = TextPrinter(console, palette={source: COLOURS[source] for source in _PROPOSERS})

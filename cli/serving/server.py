@@ -35,9 +35,8 @@ _console = Console(highlight=False)
 def run_server(source: str | None, options: ServeOptions, *, model_options: Mapping[str, object]) -> None:
     """Serve until Ctrl-C or SIGTERM, or only check or print what would be served.
 
-    Raises:
-        ConfigError: the configuration is wrong, or this machine can't serve it.
-        UnavailableError: Ray or Serve did not start.
+    Raises ConfigError if the configuration is wrong, or this machine can't serve it; UnavailableError if Ray or Serve
+    did not start.
     """
     own = read_source(source, model_options)
     http = {"host": options.host, "port": options.port, "max_queue_wait_s": options.max_queue_wait}

@@ -45,11 +45,7 @@ class Source:
     uses_own_heads: bool = False
 
     def planned(self, machine: Machine, snapshots: Mapping[str, Snapshot]) -> tuple[ServerConfig, Plan]:
-        """Return the configuration with all that this machine decides.
-
-        Raises:
-            ConfigError: a model does not fit.
-        """
+        """Return the configuration with all that this machine decides. Raises ConfigError if a model does not fit."""
         if self.uses_own_heads:
             config, notes = with_own_heads(self.config, snapshots)
             config, plan = replace(self, config=config, uses_own_heads=False).planned(machine, snapshots)

@@ -15,11 +15,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamOptions:
-    """Options of one search.
-
-    Raises:
-        InvalidRequestError: a value is out of range; the error names the field.
-    """
+    """Options of one search. Raises InvalidRequestError if a value is out of range; the error names the field."""
 
     num_beams: int
     num_return_sequences: int = 1
@@ -50,8 +46,7 @@ class BeamOptions:
     def check(self, *, max_tokens: int, end_token_ids: tuple[int, ...]) -> None:
         """Check that an answer can contain all forced words.
 
-        Raises:
-            InvalidRequestError: max_tokens is too small, or a word contains an end token.
+        Raises InvalidRequestError if max_tokens is too small, or a word contains an end token.
         """
         needed = sum(min(map(len, word)) for word in self.force_words_ids)
         problem = f"{self.force_words_ids!r}, {needed} tokens in all"

@@ -273,10 +273,9 @@ class BeamSearch:
     def advance(self, log_probs: Tensor, noise: Tensor | None = None) -> Fork:
         """Take one step.
 
-        Args:
-            log_probs: [B, V] float32 after each live beam, with the request's processors applied. They need no
-                normalisation; −∞ is never chosen.
-            noise: [B, V] from `beam_noise`, to draw continuations; None: take the best.
+        log_probs: [B, V] float32 after each live beam, with the request's processors applied. They need no
+            normalisation; −∞ is never chosen.
+        noise: [B, V] from `beam_noise`, to draw continuations; None: take the best.
         """
         starts = [0, *accumulate(len(group.live) for group in self._groups)]
         chosen = torch.zeros(log_probs.shape[1], device=log_probs.device)  # [V] counts of the groups before

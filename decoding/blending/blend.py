@@ -207,9 +207,8 @@ def replace_empty(logits: Tensor, fallback: Tensor) -> Tensor:
 def top_k_union(own: Tensor, count: int, others: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     """Return the union of each member's `count` most probable tokens, [N, V] bool (Yao et al., arXiv 2410.03777).
 
-    Args:
-        own: [N, V] the leader's logits.
-        others: [M − 1][N] the most probable tokens of each other member; those beyond V, its padding, don't count.
+    own: [N, V] the leader's logits.
+    others: [M − 1][N] the most probable tokens of each other member; those beyond V, its padding, don't count.
     """
     union = torch.zeros_like(own, dtype=torch.bool)
     union.scatter_(-1, own.topk(min(count, own.shape[-1]), dim=-1).indices, True)

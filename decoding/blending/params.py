@@ -23,8 +23,7 @@ class BlendParams:
     The first member leads: it is the model of `single`, the gate of `gated`, the expert of `contrastive`, and what
     decides in a `formula` which tokens are plausible. The second member is the amateur of `contrastive`.
 
-    Raises:
-        InvalidRequestError: a value is out of range; the error names the field.
+    Raises InvalidRequestError if a value is out of range; the error names the field.
     """
 
     kind: BlendRule = "mixture"
@@ -62,8 +61,7 @@ class BlendParams:
     def require_members(self, count: int) -> None:
         """Check the parameters against the number of members, M.
 
-        Raises:
-            InvalidRequestError: these members can't be blended so; the error names the field.
+        Raises InvalidRequestError if these members can't be blended so; the error names the field.
         """
         weights = self.weights
         require(not weights or len(weights) == count, "weights", weights, f"one number for each of {count} members")
@@ -83,8 +81,7 @@ class BlendParams:
     def require_vocabulary(self, vocabulary: VocabularyKind) -> None:
         """Check the parameters against the vocabulary on which members are blended.
 
-        Raises:
-            InvalidRequestError: they don't fit; the error names the field.
+        Raises InvalidRequestError if they don't fit; the error names the field.
         """
         unfit = {
             "product": "rule out each token that one of the members lacks",
@@ -135,11 +132,7 @@ class BlendParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleOptions:
-    """Options of one request.
-
-    Raises:
-        InvalidRequestError: a value is out of range; the error names the field.
-    """
+    """Options of one request. Raises InvalidRequestError if a value is out of range; the error names the field."""
 
     blend: BlendParams = field(default_factory=BlendParams)
     on_member_failure: Literal["fail", "drop"] = "fail"

@@ -49,8 +49,8 @@ class Grammar:
     def __init__(self, structure: Structure, tokenizer: LLTokenizer) -> None:
         """Compile. Takes 1 ms for a usual JSON schema, up to 1 s at the size limit; other threads run meanwhile.
 
-        Raises:
-            InvalidRequestError: the definition is wrong, too large, uses an unsupported feature, or matches nothing.
+        Raises InvalidRequestError if the definition is wrong, too large, uses an unsupported feature, or matches
+        nothing.
         """
         self.structure = structure
         self.tokenizer = tokenizer
@@ -231,8 +231,7 @@ def structure_error(structure: Structure, reason: str) -> InvalidRequestError:
 def _plain_item(item: re.Match[str]) -> str:
     """Return an item in llama.cpp's notation with characters instead of their numbers, as llguidance reads it.
 
-    Raises:
-        ValueError: there is no character of a number.
+    Raises ValueError if there is no character of a number.
     """
     text = item[0]
     match item.lastgroup:

@@ -112,8 +112,7 @@ _REFUSED_FORMATS = {
 def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return an equivalent schema, `uniqueItems` aside, with llguidance's options.
 
-    Raises:
-        ValueError: the schema has no equivalent.
+    Raises ValueError if the schema has no equivalent.
     """
     given = schema.get(_OPTIONS)
     compact = isinstance(given, Mapping) and given.get("whitespace_flexible") is False
@@ -170,9 +169,8 @@ def _restricts_nothing(keyword: str, value: Any) -> bool:
 def _check(schema: Mapping[str, Any]) -> None:
     """Check literals, and `minProperties`: undeclared keys may repeat, so an object could have fewer than it seems.
 
-    Raises:
-        ValueError: it needs more than one undeclared key, or a number that float64 lacks, or has more optional
-            properties than the engine can follow, which it would find out only in the answer.
+    Raises ValueError if it needs more than one undeclared key, or a number that float64 lacks, or has more optional
+    properties than the engine can follow, which it would find out only in the answer.
     """
     for keyword in ("const", "enum"):
         check_literal(schema.get(keyword))

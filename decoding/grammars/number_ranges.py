@@ -79,8 +79,7 @@ class _Range:
 def exact_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return an equivalent schema whose bounds and multiples llguidance reads exactly.
 
-    Raises:
-        ValueError: a bound is too large.
+    Raises ValueError if a bound is too large.
     """
     if not any(_is_number(schema.get(keyword)) for keyword in _KEYWORDS):
         return dict(schema)

@@ -36,8 +36,7 @@ class StructureState:
         prompt_length: number of prompt tokens.
         vocab_size: V of the logits. Tokens that the tokenizer lacks are never allowed.
 
-        Raises:
-            InvalidRequestError: there is no end token, so nothing could follow a complete answer.
+        Raises InvalidRequestError if there is no end token, so nothing could follow a complete answer.
         """
         if not end_token_ids:
             raise InvalidRequestError("ignore_eos: a structured answer ends with an end token.", field="ignore_eos")

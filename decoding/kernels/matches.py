@@ -32,8 +32,7 @@ class MatchIndex:
         window: the most tokens; older ones are forgotten. Memory is taken as they come.
         depth: how many tokens are compared; of positions after the same ones, only the newest is kept.
 
-        Raises:
-            MemoryError: there is too little.
+        Raises MemoryError if there is too little.
         """
         native = library()
         assert native is not None

@@ -36,13 +36,12 @@ def library() -> ctypes.CDLL | None:
 def penalise_(logits: Tensor, shape: Tensor, tokens: Tensor, counts: Tensor, settings: Tensor, total: int) -> Tensor:
     """Change logits in place. Returns the values before, [E] float32, row after row.
 
-    Args:
-        logits: [N, V] float32, contiguous.
-        shape: [2, N] int64: how many of the tokens belong to each row, and the first of them.
-        tokens: [U] int64
-        counts: [U] float32, of each token in the answer.
-        settings: [3, N] float32: repetition, frequency and presence penalty.
-        total: E, the sum of shape[0].
+    logits: [N, V] float32, contiguous.
+    shape: [2, N] int64: how many of the tokens belong to each row, and the first of them.
+    tokens: [U] int64
+    counts: [U] float32, of each token in the answer.
+    settings: [3, N] float32: repetition, frequency and presence penalty.
+    total: E, the sum of shape[0].
     """
     native = library()
     assert native is not None

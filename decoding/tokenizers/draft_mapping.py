@@ -27,8 +27,7 @@ class DraftMapping:
     def build(cls, target: Speller, drafter: Speller, *, begins_texts: bool = False) -> "DraftMapping":
         """begins_texts: the drafter expects its "bos" token before a text.
 
-        Raises:
-            ConfigError: the pair does not allow drafts through text.
+        Raises ConfigError if the pair does not allow drafts through text.
         """
         obstacle = compare_vocabularies(target.vocabulary, drafter.vocabulary).drafting_obstacle
         if obstacle:
@@ -62,9 +61,8 @@ class DraftMapping:
 
         Under rejection sampling the drafter is greedy: the target then treats a draft as a guess, not as a sample.
 
-        Args:
-            params: in the target's tokens.
-            max_tokens: in the drafter's tokens.
+        params: in the target's tokens.
+        max_tokens: in the drafter's tokens.
         """
         words = (word for word in params.bad_words_ids if all(token in self.ids for token in word))
         return replace(

@@ -125,8 +125,7 @@ class LogitsMapping:
     def build(cls, leader: Speller, member: Speller, *, begins_texts: bool = False) -> "LogitsMapping":
         """begins_texts: the member expects its "bos" token before a text.
 
-        Raises:
-            ConfigError: the two have too little in common.
+        Raises ConfigError if the two have too little in common.
         """
         obstacle = compare_vocabularies(leader.vocabulary, member.vocabulary).blending_obstacle
         if obstacle:

@@ -48,12 +48,11 @@ class Vocabulary:
     ) -> "Vocabulary":
         """Build from a tokenizer's table.
 
-        Args:
-            tokens: ids by token string, all tokens included.
-            control: roles of tokens that are not text, such as "eos" or "bos"; without a role the token string.
-            added: other tokens that were added to the tokenizer, whose strings are plain text.
-            size: V, the number of logits; None: the number of ids. Ids from V on are left out.
-            convention: None: inferred from the token strings.
+        tokens: ids by token string, all tokens included.
+        control: roles of tokens that are not text, such as "eos" or "bos"; without a role the token string.
+        added: other tokens that were added to the tokenizer, whose strings are plain text.
+        size: V, the number of logits; None: the number of ids. Ids from V on are left out.
+        convention: None: inferred from the token strings.
         """
         control = control or {}
         convention = convention or find_convention([token for token in tokens if token not in control])

@@ -42,8 +42,7 @@ class ResponsesConfig(StrictModel):
     def anchored(self, folder: Path) -> "ResponsesConfig":
         """Return it with an absolute path.
 
-        Raises:
-            ConfigError: the path's folder is missing, or the driver of the database.
+        Raises ConfigError if the path's folder is missing, or the driver of the database.
         """
         store = self.store
         if store is not None and store.startswith(SQLITE):
@@ -58,8 +57,7 @@ class ResponsesConfig(StrictModel):
     def for_coordinators(self, count: int) -> str:
         """Return the store of one of so many coordinators.
 
-        Raises:
-            ConfigError: they can't share the one that is configured.
+        Raises ConfigError if they can't share the one that is configured.
         """
         store = self.store or ("memory" if count == 1 else "none")
         if count > 1 and store != "none" and not store.startswith(_POSTGRES):

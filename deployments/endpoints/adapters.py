@@ -75,9 +75,8 @@ class RunTimeAdapters(AdapterRegistry):
 
         Raises InvalidRequestError if the name is taken, there is no room, or the adapter can't be loaded.
 
-        Args:
-            parent: the endpoint that it belongs to; None: the only one whose target takes more adapters.
-            replace: whether an adapter of this name may be there already.
+        parent: the endpoint that it belongs to; None: the only one whose target takes more adapters.
+        replace: whether an adapter of this name may be there already.
         """
         async with self._changing:
             base = self._parent(parent)

@@ -19,8 +19,7 @@ _SYSTEM, _USER = {"role": "system", "content": "Say 71."}, {"role": "user", "con
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, given: str | None) -> None:
     """Give a tokenizer the template of a configuration, if there is one, and a place for tools if it has none.
 
-    Raises:
-        ConfigError: the template is no valid one.
+    Raises ConfigError if the template is no valid one.
     """
     if given is not None:
         tokenizer.chat_template = given
@@ -49,8 +48,7 @@ def tools_of(tokenizer: PreTrainedTokenizerBase) -> ToolPlace | None:
 def _shows(tokenizer: PreTrainedTokenizerBase, *turns: dict[str, str]) -> bool:
     """Whether the template shows the first message of a conversation; some refuse those of the system, or drop them.
 
-    Raises:
-        jinja2.TemplateSyntaxError: it is no template.
+    Raises jinja2.TemplateSyntaxError if it is no template.
     """
     try:
         return turns[0]["content"] in str(tokenizer.apply_chat_template(list(turns), tokenize=False))

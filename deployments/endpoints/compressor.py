@@ -145,8 +145,8 @@ class ChunkCompression:
         parts: the prompt's text, and what of it may not be shortened.
         window: tokens that the model can read at once.
 
-        Raises:
-            InvalidRequestError: the prompt is too long, its tokens are not those of its text, or the budget too small.
+        Raises InvalidRequestError if the prompt is too long, its tokens are not those of its text, or the budget too
+        small.
         """
         (pieces,) = split(["".join(part.text for part in parts)], tokenizer, options.force_tokens)
         self._before = len(tokens) - sum(len(piece.tokens) for piece in pieces)

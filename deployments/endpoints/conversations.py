@@ -27,10 +27,8 @@ class Conversations:
     async def resume(self, body: ResponsesRequest, key: ApiKey) -> None:
         """Give a request the conversation that it continues, and decide whether its answer will be kept.
 
-        Raises:
-            InvalidRequestError: it needs what is kept, and nothing is.
-            UnknownTurnError: the key has no such conversation, or no such item.
-            UnavailableError: the store can't be asked.
+        Raises InvalidRequestError if it needs what is kept, and nothing is; UnknownTurnError if the key has no such
+        conversation, or no such item. Raises UnavailableError if the store can't be asked.
         """
         references = [item.id for item in body.input if item.type == "item_reference" and item.id is not None]
         if self.store is None:

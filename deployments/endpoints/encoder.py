@@ -186,8 +186,7 @@ class Encoder:
 def _with_documents(turns: Sequence[dict[str, Any]], documents: Sequence[Document]) -> list[dict[str, Any]]:
     """Return a conversation with the documents before the last text of the user.
 
-    Raises:
-        InvalidRequestError: the user has said nothing.
+    Raises InvalidRequestError if the user has said nothing.
     """
     last = max((index for index, turn in enumerate(turns) if turn["role"] == "user"), default=None)
     if last is None:

@@ -256,11 +256,10 @@ class Service:
         Adjacent identical requests form one beam search with that many answers. Raises ConsortError if a request was
         refused, or failed; the others are cancelled.
 
-        Args:
-            arrived_s: arrival of the client's request, by the monotonic clock; None: now.
-            admitted: the requests belong to a request that was accepted already; skip the check of the queue.
-            charged: as in `Admission.submit`.
-            paced: hold deltas back while there are many other streams, to pass on those of several steps at once.
+        arrived_s: arrival of the client's request, by the monotonic clock; None: now.
+        admitted: the requests belong to a request that was accepted already; skip the check of the queue.
+        charged: as in `Admission.submit`.
+        paced: hold deltas back while there are many other streams, to pass on those of several steps at once.
         """
         deltas = DeltaQueue(self._pace if paced else None)
         running = {

@@ -42,9 +42,8 @@ class RunTimeWeights:
         A model that sleeps loads them when it wakes.
         An error leaves the present weights in place. Options: see `Coordinator.set_weights`.
 
-        Raises:
-            InvalidRequestError: the checkpoint does not fit the model, or a replica can't load it.
-            UnavailableError: another coordinator changed the model meanwhile.
+        Raises InvalidRequestError if the checkpoint does not fit the model, or a replica can't load it;
+        UnavailableError if another coordinator changed the model meanwhile.
         """
         self._check_model(model)
         async with self._changing:
@@ -66,9 +65,7 @@ class RunTimeWeights:
     async def set_asleep(self, model: str, asleep: bool) -> None:
         """Let all replicas of a model drop their weights and pages, once their requests have ended; or load them.
 
-        Raises:
-            InvalidRequestError: they can't.
-            UnavailableError: another coordinator changed the model meanwhile.
+        Raises InvalidRequestError if they can't; UnavailableError if another coordinator changed the model meanwhile.
         """
         self._check_model(model)
         async with self._changing:

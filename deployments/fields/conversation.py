@@ -381,9 +381,8 @@ class Conversation:
 def thinking_variables(effort: str | None, enabled: bool | None) -> Mapping[str, Any]:
     """Variables for the chat template, under the names that templates have.
 
-    Args:
-        effort: how much to think; `none`: not at all; None: not said.
-        enabled: whether to think; None: as the effort says.
+    effort: how much to think; `none`: not at all; None: not said.
+    enabled: whether to think; None: as the effort says.
     """
     thinks = enabled if enabled is not None or effort is None else effort != "none"
     # Qwen 3 and GLM, DeepSeek and Granite, GPT-OSS.

@@ -78,10 +78,9 @@ class EnsembleFields(StrictModel):
 
         Raises InvalidRequestError if a value is out of range or doesn't apply to the model.
 
-        Args:
-            model: the endpoint's name.
-            count: number of members; 0: none.
-            blends: whether members are blended token by token.
+        model: the endpoint's name.
+        count: number of members; 0: none.
+        blends: whether members are blended token by token.
         """
         given = [name for name in EnsembleFields.model_fields if getattr(self, name) is not None]
         changes = [name for name in given if name != "return_members"]

@@ -18,8 +18,7 @@ _logger = logging.getLogger(__name__)
 def make_tracer(config: TracingConfig | None) -> "RequestTracer | None":
     """Return a tracer, or None if tracing is off. config: None if OpenTelemetry's environment variables decide.
 
-    Raises:
-        ConfigError: tracing is configured, but OpenTelemetry is not installed.
+    Raises ConfigError if tracing is configured, but OpenTelemetry is not installed.
     """
     switches = ("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")
     is_off = any(os.environ.get(name, "").strip().lower() == value for name, value in switches)

@@ -53,9 +53,8 @@ def autoscaling_config(
 async def set_replicas(app_name: str, deployment: str, count: int) -> None:
     """Set a deployment's number of replicas, whatever the load. Other deployments stay as they are.
 
-    Raises:
-        RayTaskError: the application was deployed without `external_scaler_enabled`.
-        UnavailableError: Serve's controller does not answer; nothing is changed.
+    Raises RayTaskError if the application was deployed without `external_scaler_enabled`; UnavailableError if Serve's
+    controller does not answer; nothing is changed.
     """
     from ray.serve._private.common import DeploymentID  # public only in the dashboard's REST API
     from ray.serve.context import _get_global_client

@@ -57,8 +57,7 @@ class Database:
     def transact(self, work: Callable[[Execute], _Result]) -> _Result:
         """Do work, all of it or nothing; it may be done twice, if a connection breaks.
 
-        Raises:
-            UnavailableError: the database can't be used now.
+        Raises UnavailableError if the database can't be used now.
         """
         if time.monotonic() < self._next_try_s:
             raise UnavailableError("the store of responses has just failed; ask again")

@@ -78,8 +78,7 @@ def response_id_of(item_id: str) -> str:
 def make_store(config: ResponsesConfig, coordinators: int) -> "ResponseStore | None":
     """Return the store of one of so many coordinators; None: nothing is kept.
 
-    Raises:
-        ConfigError: they can't share the one that is configured.
+    Raises ConfigError if they can't share the one that is configured.
     """
     store = config.for_coordinators(coordinators)
     return None if store == "none" else ResponseStore(store, ttl_s=config.ttl_s, max_bytes=config.max_bytes)

@@ -59,8 +59,7 @@ class HeadsCheckpoint(NamedTuple):
     def sort_drafted(self, vocab_size: int) -> Tensor:
         """Let the offsets `d2t`, [W], be those of rising tokens, and return the order of outputs that takes, [W].
 
-        Raises:
-            ConfigError: they name tokens twice, or outside the target's vocabulary.
+        Raises ConfigError if they name tokens twice, or outside the target's vocabulary.
         """
         outputs = torch.arange(len(self.tensors["d2t"]))
         drafted, order = (outputs + self.tensors["d2t"].long()).sort()
@@ -76,8 +75,7 @@ class HeadsCheckpoint(NamedTuple):
 
         outputs: tensors with a row for each token that can be drafted. ignored: that files may have, and no head needs.
 
-        Raises:
-            ConfigError: a tensor is missing, surplus or of another size, or see `sort_drafted`.
+        Raises ConfigError if a tensor is missing, surplus or of another size, or as `sort_drafted` does.
         """
         tensors, shapes = self.tensors, {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
         if "d2t" not in tensors and shapes["d2t"] == (vocab_size,):
@@ -100,8 +98,7 @@ def heads_error(spec: HeadsSpec, problem: str) -> ConfigError:
 def read_checkpoint(spec: HeadsSpec) -> HeadsCheckpoint:
     """Read heads: safetensors, or else a pickle, of which nothing but plain tensors is taken.
 
-    Raises:
-        ConfigError: there is no such folder or repository, or it has no file of tensors.
+    Raises ConfigError if there is no such folder or repository, or it has no file of tensors.
     """
     folder = heads_folder(spec, _TENSORS[:1], _TENSORS[1:])  # pickles are often large, and often beside safetensors
     try:

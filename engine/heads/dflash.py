@@ -121,10 +121,9 @@ class DFlashHead(nn.Module):
 
         In training, blocks start at many anchors of a text. To draft, a row's only anchor is the position T.
 
-        Args:
-            states: [B, T, F] the target's hidden states after each token.
-            embeddings: [B, A, S, H] of the tokens that `blocks` returns.
-            anchors: [B, A] int64, the position of each anchor. Its block sees the T tokens before that only.
+        states: [B, T, F] the target's hidden states after each token.
+        embeddings: [B, A, S, H] of the tokens that `blocks` returns.
+        anchors: [B, A] int64, the position of each anchor. Its block sees the T tokens before that only.
         """
         rows, blocks, size, _ = embeddings.shape
         count = states.shape[1]

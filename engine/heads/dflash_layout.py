@@ -24,8 +24,7 @@ _OUTPUTS = {"lm_head.weight", "markov_head.markov_w2.weight"}  # with a row for 
 def read_dflash(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: int) -> DFlashHead:
     """Return the head. hidden_size, vocab_size: the target's.
 
-    Raises:
-        ConfigError: a tensor is missing, surplus or of another size, or the configuration asks for what can't run.
+    Raises ConfigError if a tensor is missing, surplus or of another size, or the configuration asks for what can't run.
     """
     tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
     checkpoint = checkpoint._replace(tensors=tensors)
@@ -88,8 +87,7 @@ def layer_ids(checkpoint: HeadsCheckpoint) -> tuple[int, ...]:
 
     In speculators' format the ids are such numbers. In flat ones they are indices of layers, whose output is read.
 
-    Raises:
-        ConfigError: config.json names none.
+    Raises ConfigError if config.json names none.
     """
     stated = _stated(checkpoint.config)
     speculators = "transformer_layer_config" in checkpoint.config

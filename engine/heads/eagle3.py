@@ -109,8 +109,7 @@ class Eagle3Head(ChainHead):
 def read_eagle3(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: int) -> Eagle3Head:
     """Return the head. hidden_size, vocab_size: the target's.
 
-    Raises:
-        ConfigError: a tensor is missing, surplus or of another size, or the layer is of another kind than Llama's.
+    Raises ConfigError if a tensor is missing, surplus or of another size, or the layer is of another kind than Llama's.
     """
     config = checkpoint.config
     layer_config = _layer_config(checkpoint, vocab_size)

@@ -46,8 +46,7 @@ def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layer
 
     If the target drafts for itself, the first is its choice in any case, and the second counts.
 
-    Raises:
-        ConfigError: it is less often than `min_acceptance`. The text names other layers if these do better.
+    Raises ConfigError if it is less often than `min_acceptance`. The text names other layers if these do better.
     """
     if spec.min_acceptance == 0 and spec.kind != "mtp":  # one that was found by itself is measured, too
         return
@@ -126,8 +125,7 @@ class LoadedHeads:
     def proposer(self, runner: Runner) -> HeadProposer:
         """Return the heads over a runner with an empty cache, after a test on the target's own text.
 
-        Raises:
-            ConfigError: too few of their first draft tokens are the target's.
+        Raises ConfigError if too few of their first draft tokens are the target's.
         """
         use_faster_parts(self.module, lora=self.lora)
         proposer = self._make(runner)
@@ -141,8 +139,7 @@ def load_heads(spec: HeadsSpec, model: PreTrainedModel, mask_token_id: int | Non
 
     mask_token_id: as in `SelfProposer`, whose weights are loaded with the target's adapters.
 
-    Raises:
-        ConfigError: they can't be read, or are not for this target.
+    Raises ConfigError if they can't be read, or are not for this target.
     """
     if spec.adapters and spec.kind not in ("eagle3", "mtp"):
         raise ConfigError(f"{spec.name}.adapters: {spec.kind} heads take none; remove the key")

@@ -79,8 +79,7 @@ class MedusaHeads(nn.Module):
 def read_medusa(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: int) -> MedusaHeads:
     """Return the heads. hidden_size, vocab_size: the target's.
 
-    Raises:
-        ConfigError: a tensor is missing, surplus, or of another size.
+    Raises ConfigError if a tensor is missing, surplus, or of another size.
     """
     is_vllm = bool(_find(_VLLM[0], checkpoint))
     weight_name, output_name = _VLLM if is_vllm else _OWN

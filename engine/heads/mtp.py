@@ -109,8 +109,7 @@ class MtpHead(ChainHead):
 def read_mtp(spec: HeadsSpec, target: PreTrainedModel) -> MtpHead:
     """Return the first MTP layer of a target's checkpoint as a head, in the target's dtype.
 
-    Raises:
-        ConfigError: the checkpoint has no MTP layer that can be read, or its tensors are not those of the layer.
+    Raises ConfigError if the checkpoint has no MTP layer that can be read, or its tensors are not those of the layer.
     """
     config = target.config.get_text_config(decoder=True)
     folder, layers = heads_folder(spec, _FILES), int(config.num_hidden_layers)

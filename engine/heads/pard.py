@@ -61,8 +61,7 @@ class PardModel(nn.Module):
 def read_pard(spec: HeadsSpec, target: PreTrainedModel) -> PardModel:
     """Return the model, in the target's dtype.
 
-    Raises:
-        ConfigError: it can't be loaded, has no mask token, or layers that carry a state.
+    Raises ConfigError if it can't be loaded, has no mask token, or layers that carry a state.
     """
     try:
         folder = heads_folder(spec, _FILES)

@@ -147,8 +147,7 @@ class HeadProposer(Protocol):
     def propose(self, starts: Sequence[DraftStart], length: int, ranks: int) -> list[list[DraftChoice]]:
         """Return each text's candidates for its next `length` positions, the best `ranks` of each.
 
-        Raises:
-            OutOfPagesError: as in `Runner.logits`.
+        Raises OutOfPagesError as in `Runner.logits`.
         """
 
 
@@ -172,10 +171,9 @@ class ChainHead(nn.Module):
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
         """Return the layer's output, [1, N, H], which `logits` and the next call take.
 
-        Args:
-            hidden: [1, N, H] by `layer_input`, or the layer's own output.
-            embeddings: [1, N, H] of the tokens that follow these.
-            positions: [1, N] of the tokens whose hidden states they are.
+        hidden: [1, N, H] by `layer_input`, or the layer's own output.
+        embeddings: [1, N, H] of the tokens that follow these.
+        positions: [1, N] of the tokens whose hidden states they are.
         """
         raise NotImplementedError
 

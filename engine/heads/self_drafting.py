@@ -24,8 +24,7 @@ _PERIOD = 4096  # columns after which the noise begins anew
 def noise_tokens(mask_token_id: int | None, vocab_size: int) -> list[int]:
     """Return what stands at each column, again and again, [_PERIOD]: Uno's noise, any token but the first, or a mask.
 
-    Raises:
-        ValueError: the mask is not one of the tokens.
+    Raises ValueError if the mask is not one of the tokens.
     """
     if mask_token_id is None:
         noise: list[int] = torch.randint(1, vocab_size, (_PERIOD,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -47,8 +46,7 @@ class SelfProposer(HeadProposer):
     def __init__(self, spec: HeadsSpec, mask_token_id: int | None, runner: Runner) -> None:
         """runner: the target's, whose last adapter slot has the weights. mask_token_id: None: they know noise.
 
-        Raises:
-            ConfigError: the target can't take drafts of its own back, or has no such token.
+        Raises ConfigError if the target can't take drafts of its own back, or has no such token.
         """
         assert runner.lora is not None
         if runner.has_states:

@@ -158,8 +158,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 def rounded(weight: Tensor, kind: Quantization) -> QuantizedWeight:
     """Quantise a matrix [out, in], or [E, out, in] of experts; `in` is a multiple of `GROUP`.
 
-    Raises:
-        ConfigError: some numbers are not finite, or too large for a scale.
+    Raises ConfigError if some numbers are not finite, or too large for a scale.
     """
     return _rounded_to_nf4(weight) if kind == "nf4" else rounded_to_nearest(weight, BITS[kind])
 
@@ -180,8 +179,7 @@ def rounded_to_nearest(weight: Tensor, bits: int, group: int = GROUP) -> Quantiz
 
     weight: [out, in], or [E, out, in] of experts; `in` is a multiple of `group`.
 
-    Raises:
-        ConfigError: some are not finite, or too large for a scale in float16.
+    Raises ConfigError if some are not finite, or too large for a scale in float16.
     """
     if weight.dim() == 3:
         return QuantizedWeight.stacked([rounded_to_nearest(matrix, bits, group) for matrix in weight])

@@ -103,9 +103,8 @@ def _computes_integers(weight: QuantizedWeight) -> bool:
 def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True, lora: LoraLayers | None = None) -> None:
     """Replace layers below `model` by faster ones that compute the same up to rounding.
 
-    Args:
-        deterministic: layers give a token the same bits whatever else they compute.
-        lora: adapters that its linear layers get.
+    deterministic: layers give a token the same bits whatever else they compute.
+    lora: adapters that its linear layers get.
     """
     replace_output_layer(model, deterministic=deterministic)
     use_faster_parts(model, deterministic=deterministic, lora=lora)

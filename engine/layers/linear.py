@@ -85,8 +85,7 @@ class NativeLinear(nn.Module):
 
         x: [..., in_features], or [..., H, in_features], of the weights' dtype.
 
-        Raises:
-            ValueError: x has another dtype or another number of features.
+        Raises ValueError if x has another dtype or another number of features.
         """
         return _multiply(x, self.weight, self.bias, self._out_dtype, self._heads)
 

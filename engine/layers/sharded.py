@@ -60,8 +60,7 @@ def plan_parts(model: PreTrainedModel, weights: Mapping[str, QuantizedWeight]) -
 
     weights: by the names of layers and of matrices of experts, on the meta device.
 
-    Raises:
-        ConfigError: the ranks can't share a layer's groups evenly.
+    Raises ConfigError if the ranks can't share a layer's groups evenly.
     """
     settings = getattr(model.config, "distributed_config", None)
     ranks = 1 if settings is None else settings.tp_size

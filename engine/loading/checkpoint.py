@@ -111,9 +111,8 @@ def errors_of(spec: ModelSpec) -> Iterator[None]:
 def load_model(spec: ModelSpec) -> PreTrainedModel:
     """Load a model to its devices and merge its adapter. Drafters with a trimmed vocabulary get their target's ids.
 
-    Raises:
-        ConfigError: the checkpoint can't be loaded, lacks weights, can't be served, needs more memory than there is,
-            or has fewer positions than `max_length`.
+    Raises ConfigError if the checkpoint can't be loaded, lacks weights, can't be served, needs more memory than there
+    is, or has fewer positions than `max_length`.
     """
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
@@ -163,9 +162,8 @@ def save_rounded(model: PreTrainedModel, path: str, folder: Path) -> None:
 def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
     """Return a model's configuration and the model on the meta device, without reading weights.
 
-    Raises:
-        ConfigError: the model can't be served, needs more memory than there is, or has fewer positions than
-            `max_length`.
+    Raises ConfigError if the model can't be served, needs more memory than there is, or has fewer positions than
+    `max_length`.
     """
     if not spec.devices:
         raise ConfigError(f"models.{spec.name}.device is 'balanced', but there is no GPU")
@@ -178,8 +176,7 @@ def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
 def load_config(spec: ModelSpec) -> PretrainedConfig:
     """Return a model's configuration; of a multimodal checkpoint, its text model's.
 
-    Raises:
-        ConfigError: it can't be read or served, or has fewer positions than `max_length`.
+    Raises ConfigError if it can't be read or served, or has fewer positions than `max_length`.
     """
     try:
         config = _model_config(spec, read_stored_config(spec))
@@ -232,8 +229,7 @@ def _runs_own_code(spec: ModelSpec, config: PretrainedConfig) -> bool:
 def make_skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
     """Return the model on the meta device, to check it before any memory is used.
 
-    Raises:
-        ConfigError: it can't be made or served.
+    Raises ConfigError if it can't be made or served.
     """
     try:
         skeleton: PreTrainedModel
@@ -288,8 +284,7 @@ def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
 def read_weights(spec: ModelSpec, **options: Any) -> PreTrainedModel:
     """Return a checkpoint's model. options: for `from_pretrained`.
 
-    Raises:
-        ConfigError: it can't be loaded, or lacks weights.
+    Raises ConfigError if it can't be loaded, or lacks weights.
     """
     try:
         folder = weights_folder(spec.path, spec.dtype, unpacked=not spec.keeps_integers)

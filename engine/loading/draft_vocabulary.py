@@ -32,8 +32,7 @@ def load_draft_vocabulary(path: str, config: PretrainedConfig, revision: str | N
 
     path: a local folder or a Hub id. config: the checkpoint's.
 
-    Raises:
-        ConfigError: the file is missing or broken, or does not fit the model.
+    Raises ConfigError if the file is missing or broken, or does not fit the model.
     """
     text = config.get_text_config(decoder=True)
     file = cached_file(

@@ -50,8 +50,7 @@ class LoraWeights:
 def read_lora(path: str, revision: str | None = None) -> LoraWeights:
     """Read an adapter on this machine, or from the Hub. path: a folder, or one with a folder `adapter`, or a Hub id.
 
-    Raises:
-        ConfigError: it can't be read, or needs what isn't supported; the text names that.
+    Raises ConfigError if it can't be read, or needs what isn't supported; the text names that.
     """
     try:
         folder = _folder(path, revision)

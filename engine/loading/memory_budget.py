@@ -63,8 +63,7 @@ def check_weights(name: str, needed: int, smaller: Mapping[str, int], *, room: i
 
     needed: bytes of its weights. smaller: bytes with other settings, by the setting in words. room: bytes.
 
-    Raises:
-        ConfigError: the weights don't fit; the message names a setting or a size of model that would.
+    Raises ConfigError if the weights don't fit; the message names a setting or a size of model that would.
     """
     if needed <= room:
         return
@@ -149,10 +148,9 @@ def room_for_pages(
 
     Without a limit a CPU's cache gets a quarter of the free memory only.
 
-    Args:
-        used: bytes of the weights.
-        limit: for both, per device.
-        reserved: bytes that CUDA graphs will need, outside the limit.
+    used: bytes of the weights.
+    limit: for both, per device.
+    reserved: bytes that CUDA graphs will need, outside the limit.
     """
     room = {
         device: max(_within(free_bytes(device) - reserved.get(device, 0), used.get(device, 0), limit), 0)

@@ -32,8 +32,7 @@ def digest_of(path: str) -> str:
 
     path: a folder or a .gguf file.
 
-    Raises:
-        ConfigError: there is none.
+    Raises ConfigError if there is none.
     """
     root, digest = Path(path), blake2b(digest_size=4)
     files = [root] if root.is_file() else sorted(root.iterdir()) if root.is_dir() else []
@@ -107,10 +106,8 @@ class ReplaceableWeights:
 
         path: a folder or a .gguf file; empty: what the model was loaded from. digest: of its files; empty: any.
 
-        Raises:
-            ConfigError, OSError: they can't be loaded, or are not those of the digest.
-            ValueError: they are of another model.
-            RuntimeError: there is too little memory for them and the present ones together.
+        Raises ConfigError, OSError if they can't be loaded, or are not those of the digest; ValueError if they are of
+        another model. Raises RuntimeError if there is too little memory for them and the present ones together.
         """
         if digest and digest_of(path) != digest:
             raise ConfigError(f"{path!r} has changed since it was announced; load it again")
@@ -120,8 +117,7 @@ class ReplaceableWeights:
     def drop(self) -> None:
         """Give the memory of weights and cache back to the system until `load`. Nothing may run before.
 
-        Raises:
-            ConfigError: the model is not on a CPU, where tensors keep their addresses without memory.
+        Raises ConfigError if the model is not on a CPU, where tensors keep their addresses without memory.
         """
         if self.runner.device.type != "cpu":
             raise ConfigError(f"a model on {self.runner.device} can't sleep; only those on CPUs can")
@@ -162,8 +158,7 @@ def publish_weights(runner: Runner, spec: ModelSpec, path: str) -> None:
 def copy_weights(model: nn.Module, source: nn.Module) -> None:
     """Copy all tensors of `source` into a model of the same layers, packed ones too, where graphs and traces read them.
 
-    Raises:
-        ValueError: they are not alike. Nothing was copied then.
+    Raises ValueError if they are not alike. Nothing was copied then.
     """
     present, fresh = dict(named_tensors(model)), dict(named_tensors(source))
     if present.keys() != fresh.keys():

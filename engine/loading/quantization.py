@@ -18,8 +18,7 @@ _NO_INTEGERS = (
 def quantization_config(kind: Quantization, skeleton: PreTrainedModel) -> IntegerConfig:
     """Return the configuration for transformers. skeleton: the model on the meta device.
 
-    Raises:
-        ConfigError: no layer of the model can be rounded.
+    Raises ConfigError if no layer of the model can be rounded.
     """
     if all(isinstance(layer, nn.Embedding) for _, layer, _ in rounded_layers(skeleton, kind)):
         raise ConfigError(
@@ -56,8 +55,7 @@ def check_activations(name: str, device: torch.device, kind: Quantization | None
 def round_activations(name: str, model: PreTrainedModel) -> None:
     """Let layers of integers round their inputs to 8 bits. name: of the model in errors.
 
-    Raises:
-        ConfigError: there are no such layers.
+    Raises ConfigError if there are no such layers.
     """
     if not round_inputs(model):
         raise ConfigError(_NO_INTEGERS.format(name))

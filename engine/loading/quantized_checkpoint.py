@@ -104,9 +104,7 @@ def open_checkpoint(
     skeleton: its model on the meta device. dtype: of plain weights. keeps_integers: False: all become plain.
     ranks: that each have a part of every layer.
 
-    Raises:
-        OSError: it has no file of safetensors.
-        ConfigError: layers have a layout that can't be read.
+    Raises OSError if it has no file of safetensors; ConfigError if layers have a layout that can't be read.
     """
     sources: dict[str, dict[str, Any]] = defaultdict(dict)  # parts by the names of weights
     names: dict[str, dict[str, str]] = defaultdict(dict)  # in the files, by the same

@@ -48,8 +48,7 @@ Reader = Callable[[Parts], StoredWeight | None]  # None: the module is not quant
 def quantized_reader(config: PretrainedConfig) -> Reader | None:
     """Return what reads the modules of a checkpoint; None: it is not quantised, or transformers reads it.
 
-    Raises:
-        ConfigError: neither can read it.
+    Raises ConfigError if neither can read it.
     """
     stored = getattr(config, "quantization_config", None)
     if not stored:
@@ -308,8 +307,7 @@ def _octets(words: Tensor) -> Tensor:
 def _order(members: Tensor, groups: int) -> Tensor | None:
     """Return the inputs in the order of their groups; None: they are in order. members: [in], each input's group.
 
-    Raises:
-        ValueError: groups differ in size.
+    Raises ValueError if groups differ in size.
     """
     counts = members.bincount(minlength=groups)
     if len(counts) != groups or not bool((counts == counts[0]).all()):

@@ -76,8 +76,7 @@ def load_with_heads(
 ) -> tuple[Runner, Runner | None, HeadProposer]:
     """Load a target, heads on its hidden states, and the drafter on its device, if any. All else as in `load_runner`.
 
-    Raises:
-        ConfigError: in addition, the heads can't be loaded, or don't know what the target writes.
+    In addition, raises ConfigError if the heads can't be loaded, or don't know what the target writes.
     """
     loaded = _load(spec, heads)
     assert loaded.heads is not None
@@ -177,8 +176,7 @@ def _read_self_drafting(spec: HeadsSpec) -> LoraWeights | None:
 def _load_adapters(lora: LoraLayers, given: Mapping[tuple[int, str], str | LoraWeights]) -> None:
     """Put adapters into slots. given: paths or weights, by slot and the configuration's key.
 
-    Raises:
-        ConfigError: it can't.
+    Raises ConfigError if it can't.
     """
     for (slot, key), source in given.items():
         try:

@@ -52,8 +52,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load a checkpoint's tokenizer and its chat template.
 
-    Raises:
-        ConfigError: there is none, or it can't be loaded.
+    Raises ConfigError if there is none, or it can't be loaded.
     """
     tokenizer: PreTrainedTokenizerBase
     try:
@@ -84,8 +83,7 @@ def _class_of_tokenizer(folder: Path) -> str | None:
 def read_header(path: str, revision: str | None = None, *, trust_remote_code: bool = False) -> PretrainedConfig:
     """Return a checkpoint's configuration, for `vocabulary_size`, `is_trimmed` and `context_length`.
 
-    Raises:
-        ConfigError, OSError, ValueError: it can't be read.
+    Raises ConfigError, OSError, ValueError if it can't be read.
     """
     folder = settings_folder(path)
     if is_gguf(path):

@@ -69,8 +69,7 @@ def try_out(model: PreTrainedModel) -> KVPages:
 
     Returns the cache that was used, which shows what each layer keeps.
 
-    Raises:
-        ConfigError: the logits differ, or the model's forward does not run.
+    Raises ConfigError if the logits differ, or the model's forward does not run.
     """
     runner = Runner(model, slots=2, max_length=sum(_LENGTHS), max_query=max(_LENGTHS))
     if runner.device.type == "cuda":

@@ -128,9 +128,8 @@ class TensorParallelGroup:
 def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     """Return this rank's runner; the other ranks repeat what rank 0's does.
 
-    Raises:
-        ConfigError: the model can't be loaded, served or split, or needs more memory than there is, or a setting does
-            not work with tensor_parallel.
+    Raises ConfigError if the model can't be loaded, served or split, or needs more memory than there is, or a setting
+    does not work with tensor_parallel.
     """
     for field, usual in (("adapter", None), ("adapters", {}), ("adapters_at_run_time", 0), ("kv_dtype", "auto")):
         if getattr(spec, field) != usual:

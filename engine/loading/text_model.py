@@ -55,8 +55,7 @@ def other_parts(config: PretrainedConfig) -> list[str]:
 def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     """Return the class that computes the logits of a text model. config: a text model's.
 
-    Raises:
-        ConfigError: there is no such class.
+    Raises ConfigError if there is no such class.
     """
     for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_PRETRAINING_MAPPING):  # Mistral 4 is in the second alone
         if type(config) in mapping:

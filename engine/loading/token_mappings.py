@@ -22,8 +22,7 @@ _Mapping = TypeVar("_Mapping", DraftMapping, LogitsMapping)
 def load_draft_mappings(drafter: "ModelSpec", targets: "Sequence[ModelSpec]") -> dict[str, DraftMapping]:
     """Return a mapping for each target that has another tokenizer than the drafter, by the target's name.
 
-    Raises:
-        ConfigError: a tokenizer can't be loaded, or drafts can't be translated.
+    Raises ConfigError if a tokenizer can't be loaded, or drafts can't be translated.
     """
 
     def differ(target: _Loaded, own: _Loaded) -> bool:
@@ -35,8 +34,7 @@ def load_draft_mappings(drafter: "ModelSpec", targets: "Sequence[ModelSpec]") ->
 def load_logits_mappings(member: "ModelSpec", leaders: "Sequence[ModelSpec]") -> dict[str, LogitsMapping]:
     """Return a mapping for each leader that has another tokenizer than the member, by the leader's name.
 
-    Raises:
-        ConfigError: a tokenizer can't be loaded, or the two have too little in common.
+    Raises ConfigError if a tokenizer can't be loaded, or the two have too little in common.
     """
 
     def differ(leader: _Loaded, own: _Loaded) -> bool:

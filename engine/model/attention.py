@@ -111,8 +111,7 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
     query: [1, heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim], or what `use_pages` makes of them.
     Returns [1, N, heads, head_dim].
 
-    Raises:
-        ConfigError: the layer uses a feature that attention over pages does not have.
+    Raises ConfigError if the layer uses a feature that attention over pages does not have.
     """
     rows = current_rows()
     if rows is None:
@@ -151,8 +150,7 @@ def attend_to_pages(  # noqa: PLR0913  (transformers' interface of attention)
 def use_pages(model: PreTrainedModel) -> None:
     """Let a model attend to pages. They hold its latents, if it has any and its layers are on one device.
 
-    Raises:
-        ValueError: its attention can't be replaced.
+    Raises ValueError if its attention can't be replaced.
     """
     model.set_attn_implementation(NAME)
     if (model.tp_size or 1) > 1:

@@ -71,8 +71,7 @@ class GraphRecorder:
     def record(self, run: Replay) -> Replay:
         """Return a replay of the call, or the call itself if it can't be recorded.
 
-        Raises:
-            torch.OutOfMemoryError: there is too little memory now.
+        Raises torch.OutOfMemoryError if there is too little memory now.
         """
         if self.error is not None:
             return run

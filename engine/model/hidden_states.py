@@ -34,8 +34,7 @@ class HiddenStateHooks:
         """
         layers: after how many layers to read the hidden state; 0: the embeddings.
 
-        Raises:
-            ConfigError: the model has fewer layers, or no output layer or list of layers to read from.
+        Raises ConfigError if the model has fewer layers, or no output layer or list of layers to read from.
         """
         self._output_layer = model.get_output_embeddings()
         if self._output_layer is None:
@@ -76,8 +75,7 @@ class EarlyExit:
         """
         layers: whose hidden states the runner keeps, as for `HiddenStateHooks`.
 
-        Raises:
-            ConfigError: the model has no final norm that is known, or scales its logits.
+        Raises ConfigError if the model has no final norm that is known, or scales its logits.
         """
         blocks, config = _blocks(model), model.config.get_text_config()
         owner = next(module for module in model.modules() if any(blocks[0] is each for each in _children(module)))

@@ -139,8 +139,7 @@ class KVPages(PageTables):
     def prepare_writes(self, extents: Iterable[tuple[int, int, int]]) -> None:
         """Reserve pages for the columns start … end - 1 of slots: slot, start, end. Call it before a forward.
 
-        Raises:
-            OutOfPagesError: too few pages are free or evictable.
+        Raises OutOfPagesError if too few pages are free or evictable.
         """
         self.reserve_all(extents)
         self.flush()

@@ -40,11 +40,7 @@ class PageAllocator:
         return self.pages - self.available
 
     def allocate(self) -> int:
-        """Return a page with one holder and unknown content.
-
-        Raises:
-            OutOfPagesError: none is free or evictable.
-        """
+        """Return a page with one holder and unknown content. Raises OutOfPagesError if none is free or evictable."""
         if self._free:
             page = self._free.pop()
         elif self._evictable:

@@ -102,8 +102,7 @@ class PageTables:
     def reserve(self, slot: int, start: int, end: int) -> None:
         """Give a slot private pages for columns start … end - 1, which will be written. Shared pages are copied.
 
-        Raises:
-            OutOfPagesError: too few pages are free or evictable. Nothing has changed then.
+        Raises OutOfPagesError if too few pages are free or evictable. Nothing has changed then.
         """
         if slot == self.slots:  # padding
             return

@@ -30,9 +30,8 @@ class RowStates:
     def plan(self, rows: Sequence[RowInput]) -> list[StateRow]:
         """Return where the next forward, which runs these rows, reads and writes their states.
 
-        Raises:
-            ValueError: a row starts before the end of its state, has more than MAX_UNSETTLED unsettled columns, or is
-                a tree.
+        Raises ValueError if a row starts before the end of its state, has more than MAX_UNSETTLED unsettled columns, or
+        is a tree.
         """
         busy = set(self._sources)  # this forward reads them, so it may not write snapshots there
         return [self._plan(row, busy) for row in rows]

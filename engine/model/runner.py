@@ -50,8 +50,7 @@ class Runner:
         pages: of the KV cache, for all rows together; None: as many as the slots can ever need.
         lora: the adapters of the model's layers; None: it has none.
 
-        Raises:
-            ConfigError: the model's attention implementation can't be replaced.
+        Raises ConfigError if the model's attention implementation can't be replaced.
         """
         self.model = model.eval().requires_grad_(False)
         try:
@@ -118,8 +117,7 @@ class Runner:
     def use_early_exits(self, layers: Sequence[int]) -> None:
         """Let formulas read what these layers would predict. Call it before the first call of `logits`.
 
-        Raises:
-            ConfigError: as `HiddenStateHooks` and `EarlyExit` do.
+        Raises ConfigError as `HiddenStateHooks` and `EarlyExit` do.
         """
         self.keep_hidden_states(layers)
         self.early_exit = EarlyExit(self.model, layers)

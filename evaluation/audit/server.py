@@ -137,8 +137,7 @@ def route(body: Body | str) -> str:
 def connect(url: str, model: str | None = None, api_key: str | None = None, *, other: Server | None = None) -> Server:
     """Return a server by its URL, with or without http:// and /v1. model: None: the first that it lists.
 
-    Raises:
-        UnavailableError, InvalidRequestError: it does not answer a short request.
+    Raises UnavailableError, InvalidRequestError if it does not answer a short request.
     """
     url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key.strip()}"} if api_key else {}

@@ -98,8 +98,7 @@ def distil(
     Checkpoints go to `folder`. A run that was killed goes on after the newest; with epochs alone, on a CPU, it computes
     the same weights to the bit.
 
-    Raises:
-        ConfigError: there are no texts, the loss is no longer a number, or the disk is full.
+    Raises ConfigError if there are no texts, the loss is no longer a number, or the disk is full.
     """
     if not options.epochs:
         return

@@ -112,9 +112,8 @@ class StudentRun:
     def __init__(self, options: RunOptions, *, layers: Sequence[int] = (), report: Report) -> None:
         """Let the target write what the work folder lacks. layers: as in `write_missing`.
 
-        Raises:
-            ConfigError: the target or its tokenizer can't be loaded, the output is not an empty folder, the work folder
-                belongs to another target, there are no texts, or the disk is full.
+        Raises ConfigError if the target or its tokenizer can't be loaded, the output is not an empty folder, the work
+        folder belongs to another target, there are no texts, or the disk is full.
         """
         check_output(options.output)
         if options.target.threads is not None:

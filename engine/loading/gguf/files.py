@@ -88,8 +88,7 @@ def settings_folder(path: str) -> str:
 
     A tokenizer beside the file comes before the one in it. A file on the Hub is downloaded.
 
-    Raises:
-        ConfigError: the file is missing or broken, has no tokenizer, or is of an architecture that can't be read.
+    Raises ConfigError if the file is missing or broken, has no tokenizer, or is of an architecture that can't be read.
     """
     if not is_gguf(path):
         return path

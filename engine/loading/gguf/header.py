@@ -146,11 +146,7 @@ class Header:
         return [f"blk.{layer}.{name}" in self.tensors for layer in range(layers)]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape as torch counts: rows first.
-
-        Raises:
-            ConfigError: there is no such tensor.
-        """
+        """Return a tensor's shape as torch counts: rows first. Raises ConfigError if there is no such tensor."""
         if name not in self.tensors:
             raise ConfigError(f"it lacks {name}")
         return self.tensors[name].shape

@@ -31,8 +31,7 @@ _ROUNDING = 1e-5  # of frequencies, relative
 def set_positions(config: PretrainedConfig, header: Header) -> None:
     """Set the base of a configuration's rotary positions, how many numbers rotate, and how positions are scaled.
 
-    Raises:
-        ConfigError: the file scales them in another way than linearly, by YaRN, longrope or as Llama 3.
+    Raises ConfigError if the file scales them in another way than linearly, by YaRN, longrope or as Llama 3.
     """
     fields = {key: value for key in _KEYS if (value := header.take(f"rope.{key}")) is not None}
     fields |= {f"scaling.{key}": value for key, value in header.take_below("rope.scaling.").items()}

@@ -65,8 +65,7 @@ _BEGIN = {*_LLAMA_3, "tekken"}  # begins texts with a token unless the file says
 def make_tokenizer(header: Header) -> PreTrainedTokenizerBase:
     """Return a file's own tokenizer, with its chat template.
 
-    Raises:
-        ConfigError: it has none, or one of an unknown kind.
+    Raises ConfigError if it has none, or one of an unknown kind.
     """
     fields = {key.removeprefix("tokenizer."): value for key, value in header.fields.items()}
     kind, split = fields.get("ggml.model"), fields.get("ggml.pre", "default")

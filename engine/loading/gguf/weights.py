@@ -82,8 +82,7 @@ class Placement:
 def make_config(header: Header) -> PretrainedConfig:
     """Return the configuration of a file's model.
 
-    Raises:
-        ConfigError: its architecture is unknown, or a key that may change texts is.
+    Raises ConfigError if its architecture is unknown, or a key that may change texts is.
     """
     family = FAMILIES.get(header.architecture)
     if family is None:
@@ -127,8 +126,7 @@ def _new_config(config: Config, header: Header) -> PretrainedConfig:
 def place_weights(header: Header, config: PretrainedConfig) -> tuple[PreTrainedModel, list[Placement]]:
     """Return the model on the meta device, and where each of its weights is in the file.
 
-    Raises:
-        ConfigError: tensors are missing, unknown, or of other shapes.
+    Raises ConfigError if tensors are missing, unknown, or of other shapes.
     """
     with torch.device("meta"):
         model = causal_class(config)(config)
@@ -219,11 +217,7 @@ def _check_shape(placement: Placement, header: Header, config: PretrainedConfig)
 
 
 def assemble(placement: Placement, tensors: Sequence[Tensor], config: PretrainedConfig) -> Tensor:
-    """Return a weight, given the values of its tensors.
-
-    Raises:
-        RuntimeError: their shapes do not fit.
-    """
+    """Return a weight, given the values of its tensors. Raises RuntimeError if their shapes do not fit."""
     source = placement.source
     if placement.index is not None:
         tensors = [tensor[placement.index] for tensor in tensors]
