@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from consort.llm import LocalModel
@@ -37,9 +36,7 @@ class AsyncLLM(LocalModel):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.close()
 
     async def generate(

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from decoding.errors import InvalidRequestError
@@ -199,9 +198,7 @@ class TextModel(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def generate(
