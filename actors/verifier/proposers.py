@@ -103,7 +103,7 @@ class TextLookup(Proposer):
         self._calibrations: defaultdict[ProposerName, MatchCalibration] = defaultdict(MatchCalibration)
 
     def make(self, admit: Admit) -> list[Lookup]:
-        """Return the look-ups that a request wants; those in a prediction or in the corpus may draft more.
+        """Return the look-ups that a request wants. Beside a prediction or a corpus all may draft more.
 
         Under rejection sampling, requests with the same seed must not influence each other's drafts.
         """
@@ -115,8 +115,8 @@ class TextLookup(Proposer):
             start, calibration = admit.prompt_length, of["prediction"]
             lookups.append(PredictionLookup(admit.prediction, start, draft_length=longest, calibration=calibration))
         if admit.ngram is not None and can_index():
-            capacity, length = admit.prompt_length + admit.params.max_tokens, admit.draft_length
-            own = NgramLookup(admit.ngram.longest, capacity=capacity, draft_length=length, calibration=of["ngram"])
+            capacity = admit.prompt_length + admit.params.max_tokens
+            own = NgramLookup(admit.ngram.longest, capacity=capacity, draft_length=longest, calibration=of["ngram"])
             lookups.append(own)
         if admit.corpus and self.corpus is not None and not admit.params.rejects:
             salt, calibration = admit.cache_salt, of["corpus"]

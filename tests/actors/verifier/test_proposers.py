@@ -14,7 +14,7 @@ from actors.verifier.rows import TargetRows, Verification
 from actors.wire.messages import Admit
 from decoding.drafts.corpus import Corpus
 from decoding.drafts.draft import ProposerName, Proposers
-from decoding.drafts.options import CorpusOptions
+from decoding.drafts.options import CorpusOptions, NgramOptions
 from decoding.drafts.verification import Verdict
 from decoding.sampling.params import SamplingParams
 from engine.model.page_tables import PageTables
@@ -215,3 +215,12 @@ def test_rejection_sampling_and_salts_never_see_other_answers() -> None:
     assert drafts(SamplingParams(max_tokens=8, verification="rejection")) == []
     assert drafts(sampled, salt="secret") == []
     assert drafts(sampled, corpus=False) == []
+
+
+@pytest.mark.parametrize(("longest", "drafted"), [(0, 2), (5, 5)])
+def test_copies_from_the_own_text_are_as_long_as_those_from_others(longest: int, drafted: int) -> None:
+    lookup = TextLookup(TargetRows(PageTables(slots=2, capacity=64)))
+    params, text = SamplingParams(max_tokens=8), [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
+    admit = Admit(1, text, 10, params, 2, drafter=False, ngram=NgramOptions(), longest_draft=longest)
+    (own,) = lookup.make(admit)
+    assert own.propose(text).tokens == [4, 5, 6, 7, 1][:drafted]
