@@ -17,7 +17,9 @@ _HEAD_DIM = 128  # of Qwen 3's configurations without `head_dim`
 _MARKOV_RANK = 256  # of speculators' DSpark configurations without `markov_rank`
 _UNSUPPORTED = ("selector_rank", "conv_kernel_size", "attention_sink_bias", "add_swa_attention_sink_bias")
 # Measured rates take the place of a DSpark head's confidence.
-_IGNORED = {"t2d", "confidence_head.proj.weight", "confidence_head.proj.bias"}
+_CONFIDENCE = ("confidence_head.proj", "confidence_proj")
+_IGNORED = {"t2d", *(f"{layer}.{kind}" for layer in _CONFIDENCE for kind in ("weight", "bias"))}
+_MARKOV = ("markov_w1.", "markov_w2.", "gate_proj.", "joint_proj.")  # of ModelOpt's files, which don't nest them
 _OUTPUTS = {"lm_head.weight", "markov_head.markov_w2.weight"}  # with a row for each token that can be drafted
 
 
@@ -26,7 +28,7 @@ def read_dflash(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: in
 
     Raises ConfigError if a tensor is missing, surplus or of another size, or the configuration asks for what can't run.
     """
-    tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
+    tensors = {_own_name(name.removeprefix("model.")): tensor for name, tensor in checkpoint.tensors.items()}
     checkpoint = checkpoint._replace(tensors=tensors)
     config = dflash_config(checkpoint, hidden_size=hidden_size, vocab_size=vocab_size)
     with torch.device("meta"):
@@ -60,7 +62,7 @@ def dflash_config(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: 
     if block_size < 2:
         raise checkpoint.error(f"block_size in config.json is {block_size}; a block has two tokens or more")
     softcap = stated.get("final_logit_softcapping")
-    is_dspark = "dspark" in str([stated.get("speculators_model_type"), stated.get("architectures")]).lower()
+    is_dspark = _is_dspark(stated)
     markov, rank = _markov(
         checkpoint, stated, _MARKOV_RANK if "transformer_layer_config" in config and is_dspark else 0
     )
@@ -70,7 +72,7 @@ def dflash_config(checkpoint: HeadsCheckpoint, *, hidden_size: int, vocab_size: 
         outputs=len(tensors["lm_head.weight"]) if own_output else vocab_size,
         block_size=block_size,
         mask_token_id=int(mask),
-        anchor_drafts=bool(stated.get("sample_from_anchor", is_dspark)),
+        anchor_drafts=bool(stated.get("sample_from_anchor", is_dspark or stated.get("shift_label"))),
         markov=markov,
         markov_rank=rank,
         causal=_causal(stated, layers),
@@ -123,6 +125,16 @@ def stored_dflash(head: DFlashHead, layers: Sequence[int], target: str) -> tuple
     }
 
 
+def _own_name(name: str) -> str:
+    return f"markov_head.{name}" if name.startswith(_MARKOV) else name
+
+
+def _is_dspark(stated: Mapping[str, Any]) -> bool:
+    """Whether it is a DSpark head, whose anchor drafts, too: by its name, or by what only these have."""
+    names = [stated.get(key) for key in ("speculators_model_type", "architectures", "projector_type")]
+    return "dspark" in str(names).lower() or bool(stated.get("markov_rank"))
+
+
 def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings of the head, of which flat configurations keep some in `dflash_config`."""
     return {**config, **(config.get("dflash_config") or {})}
@@ -138,7 +150,9 @@ def _layers(checkpoint: HeadsCheckpoint, stated: Mapping[str, Any], vocab_size: 
     window = stated.get("swa_window_size") or parameters.get("sliding_window")
     if stated.get("use_swa") and _SLIDING not in (parameters.get("layer_types") or ()):
         parameters["layer_types"] = [_SLIDING] * int(parameters["num_hidden_layers"])
-    parameters["use_sliding_window"] = _SLIDING in (parameters.get("layer_types") or ())
+    kinds = parameters.get("layer_types")  # without them they follow from `max_window_layers`
+    slides = _SLIDING in kinds if kinds else bool(parameters.get("use_sliding_window") and window)
+    parameters["use_sliding_window"] = slides
     if parameters["use_sliding_window"] and not window:
         raise checkpoint.error("config.json has layers of sliding attention but no sliding_window")
     parameters |= {"sliding_window": window, "model_type": "qwen3"}

@@ -170,6 +170,25 @@ def test_blocks_equal_the_papers_forward(
         assert head.token_ids().tolist() == DRAFTED
 
 
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"rope_parameters": None, "rope_theta": THETA, "rope_scaling": None}, [None] * LAYERS),
+        ({"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}, [None, WINDOW, WINDOW]),
+        ({"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 5}, [None] * LAYERS),
+        ({"use_sliding_window": True, "sliding_window": None, "layer_types": None}, [None] * LAYERS),
+    ],
+)
+def test_older_keys_of_flat_configurations(tmp_path: Path, changes: dict[str, Any], windows: list[int | None]) -> None:
+    tensors, config = authors()
+    config = {key: value for key, value in (config | changes).items() if key != "rope_parameters" or value}
+    head = read(tmp_path, tensors, config)
+    states, embeddings = numbers(1, 11, STATES * SIZE, seed=5), numbers(1, 1, BLOCK, SIZE, seed=6)
+    alone = expected(tensors, states[0], embeddings[0, 0], windows=windows, causal=True)
+    hidden = head(states, embeddings, torch.tensor([[11]]))[0, 0]
+    torch.testing.assert_close(hidden, alone, rtol=1e-4, atol=1e-4)
+
+
 def test_layers_of_either_layout(tmp_path: Path) -> None:
     assert layer_ids(checkpoint(tmp_path / "a", *speculators())) == (1, 3)
     assert layer_ids(checkpoint(tmp_path / "b", *authors())) == (1, 3)

@@ -61,6 +61,19 @@ def in_deepspec(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     }  # fmt: skip
 
 
+def in_modelopt(kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """As NVIDIA's Model Optimizer writes it: its tensors are not nested, its settings in `dflash_config`."""
+    flat = {name.removeprefix("markov_head."): tensor for name, tensor in markov(kind, VOCAB).items()}
+    other = {"confidence_proj.weight": numbers(1, SIZE + RANK), "confidence_proj.bias": numbers(1)}
+    output = {"lm_head.weight": numbers(VOCAB, SIZE, seed=4)}
+    return backbone() | output | flat | other, {
+        **LAYER, "architectures": ["DFlashDraftModel"], "block_size": BLOCK, "dflash_config": {
+            "mask_token_id": MASK, "target_layer_ids": [0, 2], "projector_type": "dspark", "shift_label": True,
+            "causal": False, "markov_rank": RANK, "markov_head_type": kind, "use_confidence_head": True,
+        },
+    }  # fmt: skip
+
+
 def bias(tensors: dict[str, Tensor], kind: str, token: int, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """What one entry gets, [W], and the next state, after the paper's formulas."""
     part = {name.removeprefix("markov_head."): tensor for name, tensor in tensors.items()}
@@ -77,7 +90,7 @@ def bias(tensors: dict[str, Tensor], kind: str, token: int, hidden: Tensor, stat
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-@pytest.mark.parametrize("layout", [in_speculators, in_deepspec])
+@pytest.mark.parametrize("layout", [in_speculators, in_deepspec, in_modelopt])
 def test_logits_follow_the_token_before(tmp_path: Path, layout: Any, kind: str) -> None:
     tensors, config = layout(kind)
     head = read(tmp_path, tensors, config)
@@ -101,6 +114,24 @@ def test_what_is_stored_is_read_again(tmp_path: Path) -> None:
     again = read(tmp_path / "b", *stored_dflash(head, (1, 3), "target"))
     assert (again.config.markov, again.config.markov_rank, again.config.length) == ("rnn", RANK, BLOCK)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in head.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "anchor"),
+    [
+        ({"projector_type": "dspark"}, True),
+        ({"shift_label": True}, True),
+        ({"shift_label": True, "sample_from_anchor": False}, False),
+        ({"shift_label": False}, True),  # its rank says that it is a DSpark head
+        ({}, True),
+    ],
+)
+def test_how_files_say_that_the_anchor_drafts(tmp_path: Path, settings: dict[str, Any], anchor: bool) -> None:
+    tensors, config = in_modelopt("vanilla")
+    for key in ("projector_type", "shift_label"):
+        del config["dflash_config"][key]
+    config["dflash_config"] |= settings
+    assert read(tmp_path, tensors, config).config.anchor_drafts == anchor
 
 
 def test_other_kinds_and_missing_tensors_are_refused(tmp_path: Path) -> None:
