@@ -234,7 +234,9 @@ class ActiveRequest:
         ids = [token.id for token in message.tokens]
         piece = self._text_stream.add(ids, message.finish)
         self.tokens += ids[: piece.used]
-        tokens = message.tokens[: piece.used]
+        tokens, members = message.tokens[: piece.used], message.members
+        if members and len(tokens) < len(ids):  # a stop string ends the answer before them
+            members = [member.without_last(len(ids) - len(tokens)) for member in members]
         self._timeline.record_tokens("target", piece.used)
         if self.drafter is not None and message.drafted:
             self._timeline.record_tokens("drafter", message.drafted)
@@ -256,7 +258,7 @@ class ActiveRequest:
             self.statistics,
             message.prompt_logprobs if len(self.tokens) - len(tokens) == len(self.request.prompt) else None,
             piece.finish,
-            message.members,
+            members,
             piece.stop_reason,
         )
 

@@ -30,6 +30,7 @@ class Participant:
     best: list[list[int]] = field(default_factory=list)  # [K + 1] its most probable tokens in this round, if wanted
     tokens: int = 0  # committed ones to which it contributed
     agreed: int = 0  # these that it preferred
+    preferred: tuple[bool, ...] = ()  # of the last round's committed tokens, which of them
     replies: int = 0
     reply_s: float = 0.0  # of all replies
 
@@ -201,10 +202,12 @@ class EnsembleRounds:
             self.views = self._views(list(rows), list(tokens))
         index = torch.tensor([rows, tokens])
         for member in self.members:
+            member.preferred = ()
             if member.logits is not None and member.present:
                 preferred = member.logits[index[0], index[1]] == member.logits.amax(dim=-1)[index[0]]
+                member.preferred = tuple(preferred.tolist())
                 member.tokens += len(tokens)
-                member.agreed += int(preferred.sum())
+                member.agreed += sum(member.preferred)
             member.logits = None
         self.read_length = self.round.text_length
         self.round = None
@@ -233,6 +236,7 @@ class EnsembleRounds:
             MemberShare(
                 *(each.term.model, weight, each.tokens, each.agreed / max(each.tokens, 1)),
                 latency_s=each.reply_s / max(each.replies, 1),
+                preferred=each.preferred if len(each.preferred) > 1 else (),
             )
             for each, weight in zip(self.members, self._weights(), strict=True)
         ]

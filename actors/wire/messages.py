@@ -67,6 +67,14 @@ class MemberShare(msgspec.Struct, frozen=True):
     tokens: int  # how many tokens it contributed to
     agreement: float  # fraction of these that were its own most probable token
     latency_s: float  # mean over its replies; 0 for the leader
+    preferred: tuple[bool, ...] = ()  # of the last step's tokens, if there are several: whether each was that token
+
+    def without_last(self, count: int) -> "MemberShare":
+        """Return the share without so many of the last step's tokens."""
+        left_out = self.preferred[-count:]
+        tokens = self.tokens - len(left_out)
+        agreed = round(self.agreement * self.tokens) - sum(left_out)
+        return msgspec.structs.replace(self, tokens=tokens, agreement=agreed / max(tokens, 1), preferred=())
 
 
 class MemberView(msgspec.Struct, frozen=True):

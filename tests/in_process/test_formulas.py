@@ -24,6 +24,7 @@ from decoding.sampling.params import SamplingParams
 from engine.model.ragged_batch import RowInput
 from engine.model.runner import Runner
 from tests.in_process.test_ensemble import MODELS, PROMPTS, SlowRunner, running, tokens
+from tests.in_process.test_parameters import text as characters
 from tests.support.models import VOCAB
 from tests.support.waiting import wait_until_idle
 
@@ -168,14 +169,21 @@ def test_answers_tell_what_each_term_made_of_a_token() -> None:
     assert [view[1].logprob for view in views] == pytest.approx(own, abs=1e-4)
 
 
+@pytest.mark.parametrize("by_string", [False, True])
 @pytest.mark.parametrize("drafter", [None, "drafter"])
-def test_terms_are_counted_for_the_answers_tokens_alone(drafter: str | None) -> None:
+def test_terms_are_counted_for_the_answers_tokens_alone(drafter: str | None, by_string: bool) -> None:
     """Not for draft tokens after the one that ends it, though the target would have written them."""
     cases = [*zip(PROMPTS, NEGATIVE, strict=True)]
     texts = [reference([("first", p), ("first", n)], guided(1.5), params(0)) for p, n in cases]
     written = [text[: text.index(text[9]) + 1] for text in texts]
+
+    where = replace(plain(drafter), decode=characters)
+
+    def ends(token: int) -> dict[str, Any]:
+        return {"stop": (characters([token]),)} if by_string else {"eos_token_ids": (token,)}
+
     requests = [
-        Request(plain(drafter), prompt, params(0, eos_token_ids=(text[-1],)), **guidance(1.5, negative))
+        Request(where, prompt, params(0, **ends(text[-1])), **guidance(1.5, negative))
         for (prompt, negative), text in zip(cases, written, strict=True)
     ]
     with running(runner=SlowRunner if drafter else Runner) as engine:
