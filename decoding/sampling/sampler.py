@@ -4,6 +4,7 @@ Greedy decoding is the same rule without noise. Logits need no normalisation. Wo
 any rows. The functions of this file are the reference; fused ones in decoding/kernels give the same tokens.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,8 @@ NO_TOKEN = -1  # where nothing can be chosen: the logits are no finite numbers, 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Sample one token per position, [N] int64, or NO_TOKEN. logits: [N, V] of any float type."""
     tokens, scores = rank(logits, batch, 1)
+    if scores.is_cpu and all(map(math.isfinite, scores.flatten().tolist())):  # as nearly always; on a GPU it would wait
+        return tokens[:, 0]
     return tokens.masked_fill(~scores.isfinite(), NO_TOKEN)[:, 0]
 
 
