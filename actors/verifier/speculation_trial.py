@@ -20,11 +20,11 @@ _FIRST_S = 0.2  # what the first trial of a size may lose before it is earned: 0
 _DRAFTING = 1.2  # factor on the cost of a step that verifies drafts, since making them takes time, too
 _MAX_CREDIT = 4.0  # first trials: the most that is kept
 _PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off; the next one may lose so much more
-_MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the length of the last trial
-_GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
+_MIN_PAUSE_S, _MIN_PAUSE = 0.5, 4.0  # between trials: seconds, and times the length of the last trial
+_GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each clear trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
-_CHANGED = 0.95  # of the speed with drafts in the last trial: below that, or the plain speed, no long pause is made
-_MAX_AGREEING = 20  # trials are counted
+_CHANGED = 0.95  # of the tokens a step in the last trial: below that, or the plain speed, no long pause is made
+_MAX_CLEAR = 20  # trials are counted
 # So many first trials that agree with none may have met a hiccup. If so short, they are soon repeated, whatever they
 # seemed to lose.
 _REPEATED, _REPEATED_S = 2, 0.15
@@ -32,8 +32,12 @@ _MAX_STEP = 4.0  # step times are clipped at so many times the recent minimum
 _RISING = 1.02  # factor per step on that minimum, so that it is forgotten
 _MAX_LOSS = 2.0  # losses are clipped at so many times the expected time, and the time to catch up
 _CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what drafters have missed, before it is measured
-_SMOOTHING = 0.6  # weight of the newest trial
-_FADING = 0.95  # factor per step on what was measured before
+_SMOOTHING = 0.6  # weight of the newest time to catch up
+_FADING = 0.95  # factor per step on the times of earlier ones
+_MEMORY_TOKENS = 350  # of which tokens a step are the mean
+_STEP_VARIANCE, _TOKEN_VARIANCE = 0.005, 1.0  # of the logarithm of a speed: by times; by tokens, over their number
+_DRIFT = 0.01 / 60  # variance that a gain gets per second without a trial
+_CLEAR = 2.0  # standard errors: a gain so large is clear; a trial so far from the earlier ones counts as so far
 _INHERITED = 1  # powers of two between sizes of which the smaller's gain says something about the larger's
 _SHORT_VISIT_STEPS = 4 * (_SETTLING_STEPS + _TRIAL_STEPS)  # with batches of one size: too few for a trial
 _SIZE_TOLERANCE = 0.75  # in powers of two: batches this near count as of one size, so that sizes don't alternate
@@ -48,9 +52,11 @@ class _Window:
     settled: bool = False
     catch_up_s: float = 0.0  # what drafters need at most until they draft again
     steps: int = 0  # since it settled, or before that, since it began
-    drafted_steps: int = 0  # since it settled, like `tokens`, `work_s` and `seconds`
-    tokens: int = 0
-    work_s: float = 0.0  # expected seconds of plain decoding
+    drafted_steps: int = 0  # since it settled
+    tokens: float = 0.0  # of the last steps, like `work_s` and `plain_s`
+    work_s: float = 0.0  # expected seconds of plain decoding for the same tokens …
+    plain_s: float = 0.0  # … and for as many steps
+    expected_s: float = 0.0  # of plain steps, of fewer of the last steps, like `seconds`
     seconds: float = 0.0
     shortest: float = math.inf  # of the last steps: a step's seconds over the expected ones of a plain step
     total_s: float = 0.0  # since it began, like `total_work_s`
@@ -70,17 +76,33 @@ class _Window:
             self.steps *= not self.settled
             return
         self.drafted_steps += drafted
-        self.tokens += tokens
-        self.work_s = _FADING * self.work_s + work_s
+        kept = math.exp(-tokens / _MEMORY_TOKENS)
+        self.tokens = kept * self.tokens + tokens
+        self.work_s = kept * self.work_s + work_s
+        self.plain_s = kept * self.plain_s + plain_s
+        self.expected_s = _FADING * self.expected_s + plain_s
         self.seconds = _FADING * self.seconds + seconds
 
     @property
     def speed(self) -> float:
-        return self.work_s / self.seconds
+        """The mean of tokens a step is over more steps than that of times, which depend on the machine."""
+        return self.tokens_per_step * self.expected_s / self.seconds
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.work_s / self.plain_s
+
+    @property
+    def variance(self) -> float:
+        return _STEP_VARIANCE + (_TOKEN_VARIANCE / self.tokens if self.speculating else 0.0)
+
+    def inherit(self, other: "_Window") -> None:
+        """Go on with the tokens a step of an earlier window."""
+        self.tokens, self.work_s, self.plain_s = other.tokens, other.work_s, other.plain_s
 
     def has_shown_enough(self, other_speed: float) -> bool:
         """Whether its speed can be told from the other mode's."""
-        if not self.settled or self.work_s == 0:
+        if not self.settled or self.seconds == 0:
             return False
         steps, tokens = (self.drafted_steps, self.tokens) if self.speculating else (self.steps, _TRIAL_TOKENS)
         shows_half = 2 * steps >= _TRIAL_STEPS and 2 * tokens >= _TRIAL_TOKENS
@@ -97,17 +119,32 @@ class _Window:
 class _Evidence:
     """Results of the trials with batches of about one size."""
 
-    log_gain: float = 0.0  # of the speed with speculation over that without
-    speed: float = 0.0  # with speculation, in the last trial
+    log_gain: float = 0.0  # of the speed with speculation over that without …
+    variance: float = 1.0  # … and of this estimate
+    surprise: float = 0.0  # of the last trial, in standard errors
+    tokens_per_step: float = 1.0  # of a row with drafts, in the last trial
     trials: int = 0  # with batches of this size; 0: `log_gain` is from batches of another size
-    agreeing: int = 0  # the last trials with the same winner
+    clear_trials: int = 0  # the last that left no doubt
     loss_s: dict[bool, float] = field(default_factory=dict)  # of the last lost trial, by whether it speculated
 
-    def note(self, log_gain: float) -> None:
+    def note(self, log_gain: float, variance: float, seconds: float) -> None:
+        """Count a trial, as a Kalman filter does. Two that surprise in the same direction begin the mean anew.
+
+        variance: of the logarithm. seconds: since the last trial.
+        """
         self.trials += 1
-        agrees = (log_gain > 0) == (self.log_gain > 0)
-        self.agreeing = min(self.agreeing + 1, _MAX_AGREEING) if self.agreeing and agrees else 1
-        self.log_gain += max(_SMOOTHING, 1 / self.trials) * (log_gain - self.log_gain)
+        self.variance += _DRIFT * seconds
+        news = log_gain - self.log_gain
+        surprise = news / math.sqrt(self.variance + variance)
+        if surprise * self.surprise > 1:
+            self.variance = max(self.variance, variance)
+        weight = self.variance / (self.variance + variance)
+        most = _CLEAR * math.sqrt(self.variance + variance)
+        self.log_gain += weight * max(-most, min(news, most))
+        self.variance *= 1 - weight
+        self.surprise = surprise
+        is_clear = abs(self.log_gain) > _CLEAR * math.sqrt(self.variance) and abs(surprise) < _CLEAR
+        self.clear_trials = min(self.clear_trials + 1, _MAX_CLEAR) if is_clear else 1
 
 
 class SpeculationTrial:
@@ -220,13 +257,14 @@ class SpeculationTrial:
         cost_s, credit_s = self._expected_loss_s, self._credit_s
         if evidence is None:
             return window.speculating or self._may_begin
-        grown_s = self._min_pause_s * _GROWTH[window.speculating] ** (evidence.agreeing - 1)
+        grown_s = self._min_pause_s * _GROWTH[window.speculating] ** (evidence.clear_trials - 1)
         pause_s = max(self._min_pause_s, min(grown_s, _MAX_PAUSE_S[window.speculating]))
-        if window.speculating and window.speed < max(self._plain_speed, _CHANGED * evidence.speed):
+        changed = window.tokens_per_step < _CHANGED * evidence.tokens_per_step
+        if window.speculating and (changed or window.speed < self._plain_speed):
             pause_s = self._min_pause_s  # drafts may have ceased to pay
             if window.speed < _CLEARLY_SLOWER * self._plain_speed:
                 cost_s = -math.inf
-        if window.speculating and evidence.agreeing == 1 and evidence.trials <= _REPEATED:
+        if window.speculating and evidence.clear_trials == 1 and evidence.trials <= _REPEATED:
             cost_s = -math.inf if self._unknown_loss_s <= _REPEATED_S else cost_s
         return self._since_trial_s >= pause_s and credit_s >= cost_s
 
@@ -283,7 +321,7 @@ class SpeculationTrial:
             self._learn_catch_up(trial)
         self._charge(trial.speculating, min(trial.loss_s(1.0 if before is None else before.speed), most_s))
         evidence.loss_s[trial.speculating] *= _PATIENCE
-        evidence.agreeing = min(evidence.agreeing + 1, _MAX_AGREEING)
+        evidence.clear_trials = min(evidence.clear_trials + 1, _MAX_CLEAR)
         if before is not None and not trial.speculating and not evidence.trials:  # else it would seem to gain nothing
             evidence.log_gain = math.log(before.speed * trial.total_s / trial.total_work_s)
         self._end_trial(winner=not trial.speculating)
@@ -293,22 +331,28 @@ class SpeculationTrial:
         trial = self._window
         evidence = self._evidence.setdefault(self._size, _Evidence())
         log_ratio = math.log(trial.speed / before.speed)
-        evidence.note(log_ratio if trial.speculating else -log_ratio)
-        speculative, plain = (trial, before) if trial.speculating else (before, trial)
-        evidence.speed, self._plain_speed = speculative.speed, plain.speed
+        log_gain = log_ratio if trial.speculating else -log_ratio
+        if before.speculating and evidence.trials:  # tokens tell at once what has changed
+            evidence.log_gain += math.log(before.tokens_per_step / evidence.tokens_per_step)
+        evidence.note(log_gain, trial.variance + before.variance, self._since_trial_s)
+        speculative, self._plain_speed = (trial, before.speed) if trial.speculating else (before, trial.speed)
+        evidence.tokens_per_step = speculative.tokens_per_step
         self.trials += 1
         winner = evidence.log_gain > 0
         if winner != trial.speculating:
             evidence.loss_s.pop(trial.speculating, None)
             self._charge(trial.speculating, trial.loss_s(before.speed))
-        else:
-            self._window_before = None
         self._end_trial(winner=winner)
+        if winner == trial.speculating:
+            self._window_before = None
 
     def _end_trial(self, *, winner: bool) -> None:
         """Go on with the better mode, and begin the pause. winner: whether it speculates."""
         self._since_trial_s, self._min_pause_s = 0.0, max(_MIN_PAUSE_S, _MIN_PAUSE * self._window.total_s)
+        last = self._window if self._window.speculating == winner else self._window_before
         self._open(winner, trying=False)
+        if last is not None:
+            self._window.inherit(last)
 
     def _charge(self, tried: bool, loss_s: float) -> None:
         loss_by_mode = self._evidence[self._size].loss_s
