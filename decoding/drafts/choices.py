@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.drafts.draft import Distribution, Draft
+from decoding.kernels.choice import StepCall
 from decoding.sampling.batch import COLUMNS, SamplingBatch
 from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import rank
@@ -147,6 +148,14 @@ class ChainChoices(NamedTuple):
         stored = torch.stack([tokens.double(), scores.double()], dim=1)  # both fit exactly
         self.choices.index_copy_(0, self.step, stored[None])
         return tokens[:, 0]
+
+    def native_call(self, logits: Tensor, next_tokens: Tensor, token_ids: Tensor | None = None) -> StepCall:
+        """Return what `step_function` needs to do the same on a CPU. It writes the tokens to `next_tokens`, [B]."""
+        assert logits.dtype == torch.float32
+        ids = None if token_ids is None else token_ids.data_ptr()
+        sizes = *logits.shape, self.choices.shape[-1], torch.get_num_threads()
+        inputs = logits.data_ptr(), self.settings.data_ptr(), ids, self.step.data_ptr()
+        return StepCall(*inputs, *sizes, next_tokens.data_ptr(), self.choices.data_ptr())
 
     def read(self, rows: int, length: int) -> list[list[DraftChoice]]:
         """Return the first `length` choices of the first rows. The host waits for the device."""

@@ -296,3 +296,30 @@ extern "C" void choose_tokens(const float *logits, const double *settings, const
     }
   }
 }
+
+struct ChainCall {
+  const float *logits;       // [rows, size]
+  const double *settings;    // [steps, rows, 6]
+  const int64_t *token_ids;  // [size] or null
+  const int64_t *step;
+  int64_t rows, size, count, threads;
+  int64_t *next;    // [rows], the best
+  double *choices;  // [steps, rows, 2, count], tokens and scores
+};
+
+// Choose the tokens of a chain's step.
+extern "C" void choose_step(const ChainCall *call) {
+  const int64_t rows = call->rows, count = call->count;
+  std::vector<int64_t> tokens(rows * count);
+  std::vector<float> scores(rows * count);
+  choose_tokens(call->logits, call->settings + *call->step * rows * 6, call->token_ids, rows, call->size, count,
+                call->threads, tokens.data(), scores.data());
+  double *choices = call->choices + *call->step * rows * 2 * count;
+  for (int64_t row = 0; row < rows; ++row, choices += 2 * count)
+    for (int64_t rank = 0; rank < count; ++rank) {
+      const int64_t column = tokens[row * count + rank], token = call->token_ids ? call->token_ids[column] : column;
+      if (rank == 0) call->next[row] = token;
+      choices[rank] = static_cast<double>(token);
+      choices[count + rank] = scores[row * count + rank];
+    }
+}

@@ -1,6 +1,7 @@
 """The fused choice of tokens: which there is for a device, and that on CPUs, in C++."""
 
-from typing import Protocol
+import ctypes
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -64,3 +65,20 @@ def choose_tokens(
         scores.data_ptr(),
     )
     return tokens, scores
+
+
+class StepCall(ctypes.Structure):
+    """The arguments of `choose_step`: as in choice.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("logits", "settings", "token_ids", "step")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "count", "threads")),
+        *((name, ctypes.c_void_p) for name in ("next", "choices")),
+    ]
+
+
+def step_function() -> Any:
+    """Return the function in C++ that takes a `StepCall`, on a CPU that has it."""
+    native = library()
+    assert native is not None
+    return native.choose_step

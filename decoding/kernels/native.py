@@ -13,6 +13,7 @@ from decoding.kernels import compiler
 _MATHS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _pointer, _size = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
+    "choose_step": [_pointer],
     "choose_tokens": [*[_pointer] * 3, *[_size] * 4, *[_pointer] * 2],
     "penalise": [_pointer, *[_size] * 2, *[_pointer] * 5, _size, _pointer],
     "matches_make": [_size, _size],

@@ -1,29 +1,38 @@
-"""A chain head as CUDA graphs: its forward over tokens that the target has run, and its chains of draft tokens.
+"""A chain head's recorded calls: its forward over tokens that the target has run, and its chains of draft tokens.
 
-Reading has a graph for each number of tokens. Chains have one of the first token and one of a further token, for each
-number of rows: a chain's state is in memory of the device, and a replay changes it.
+They are CUDA graphs on a GPU, and native calls on a CPU. Reading has a recording for each number of tokens. Chains have
+one of the first token and one of a further token, for each number of rows: a chain's state is in memory of the device,
+and a replay changes it.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from decoding.drafts.choices import RANKS, ChainChoices, DraftChoice
+from decoding.kernels.choice import step_function
 from decoding.sampling.batch import chain_settings
 from decoding.sampling.transfer import copy_into, copy_to
 from engine.heads.proposer import ChainHead, DraftStart
 from engine.kernels.attention import RaggedBatch
-from engine.model.cuda import GraphRecorder, Replay, graph_sizes, record_largest_first
-from engine.model.cuda_graphs import MAX_ROWS
+from engine.kernels.native import call_function, is_recording
+from engine.model.cuda import Replay, record_largest_first
 from engine.model.ragged_batch import PackedInputs, RowInput, pack_inputs, padding_row
 
 # From the layer's last output [B, H], tokens and positions [1, B], and the layout, to the layer's output [B, H].
 LayerForward = Callable[[Tensor, Tensor, Tensor, RaggedBatch], Tensor]
-_MAX_TOKENS = 1024
+
+
+class Recorder(Protocol):
+    """A `GraphRecorder` or a `CallRecorder`."""
+
+    @property
+    def error(self) -> Exception | None: ...
+    def record(self, run: Replay, /) -> Replay: ...
 
 
 class _State(NamedTuple):
@@ -47,30 +56,39 @@ class ChainGraphs:
         self,
         head: ChainHead,
         layer: LayerForward,
-        recorder: GraphRecorder,
+        recorder: Recorder,
         states: Tensor,
         *,
+        sizes: Sequence[int],
         length: int,
         token_ids: Tensor | None,
     ) -> None:
         """
         states: [slots + 1, H] the layer's output after each slot's last pair; the last slot is for padding.
+        sizes: the numbers of rows that are recorded; others are padded.
         length: the most tokens of a chain.
         token_ids: as in `rank`.
         """
         self._head, self._layer, self._recorder, self._states = head, layer, recorder, states
         self._slots, self._length, self._token_ids = len(states) - 1, length, token_ids
-        self._ranks = min(RANKS, head.outputs)
-        self._sizes = row_counts(self._slots)
+        self._ranks, self._sizes = min(RANKS, head.outputs), sizes
         self._recorded: dict[int, tuple[_State, _Replays]] = {}  # by number of rows
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Record all graphs, so that no request waits for them. The layer must have pages."""
-        self._sizes = record_largest_first(self._sizes, lambda count: self._record(self._pack([], count), count))
+    def warm_up(self, most: int) -> None:
+        """Record sizes up to `most`, so that no request waits for them. The layer must have pages."""
+        few, rest = _split(self._sizes, most)
+        self._sizes = [*record_largest_first(few, self._record), *rest]
+
+    def prepare(self, rows: int) -> int:
+        """Record chains of so many rows if they were not yet. Returns the number with padding."""
+        count = self._sizes[bisect_left(self._sizes, rows)]
+        if count not in self._recorded:
+            self._record(count)
+        return count
 
     def can_run(self, starts: Sequence[DraftStart], length: int, ranks: int) -> bool:
-        """Whether there are graphs for such chains, of texts that don't use rejection sampling.
+        """Whether such chains can be recorded, of texts that don't use rejection sampling.
 
         ranks: how many alternatives to return.
         """
@@ -78,11 +96,9 @@ class ChainGraphs:
 
     def run(self, starts: Sequence[DraftStart], length: int) -> list[list[DraftChoice]]:
         """Return each row's choices, position after position. The pages must be prepared for writing."""
-        count = self._sizes[bisect_left(self._sizes, len(starts))]
-        inputs = self._pack(starts, count)
-        if count not in self._recorded:
-            self._record(inputs, count)
+        count = self.prepare(len(starts))
         state, replays = self._recorded[count]
+        inputs = self._pack(starts, count)
         copy_into(state.inputs.integers, inputs.integers)
         torch.index_select(self._states, 0, state.inputs.unpack()[2].slots, out=state.hidden)
         replays.first()
@@ -90,15 +106,18 @@ class ChainGraphs:
             replays.further()
         return state.chosen.read(len(starts), length)  # the only wait of the host
 
-    def _record(self, inputs: PackedInputs, count: int) -> None:
-        state = self._state(inputs, count)
+    def _record(self, count: int) -> None:
+        state = self._state(self._pack([], count), count)
         first, further = partial(self._choose, state), partial(self._advance, state)
         self._recorded[count] = state, _Replays(self._recorder.record(first), self._recorder.record(further))
 
     def _choose(self, state: _State) -> Tensor:
         """Choose a token of each row, and let it be the layer's next input. Return all choices."""
-        tokens = state.chosen.choose(self._head.logits(state.hidden), token_ids=self._token_ids)
-        state.inputs.unpack()[0][0].copy_(tokens)
+        logits, tokens = self._head.logits(state.hidden), state.inputs.unpack()[0][0]
+        if is_recording():
+            call_function(step_function(), state.chosen.native_call(logits, tokens, self._token_ids))
+        else:
+            tokens.copy_(state.chosen.choose(logits, token_ids=self._token_ids))
         return state.chosen.choices
 
     def _advance(self, state: _State) -> Tensor:
@@ -130,35 +149,36 @@ class ChainGraphs:
         )
 
 
-def row_counts(slots: int) -> list[int]:
-    """Return the numbers of rows that have graphs."""
-    return graph_sizes(min(slots, MAX_ROWS))
+def _split(sizes: Sequence[int], most: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the sizes up to `most`, and the others."""
+    few = bisect_right(sizes, most)
+    return sizes[:few], sizes[few:]
 
 
 class ReadingGraphs:
     """Runs a head over new tokens, and keeps its output after each text's last one."""
 
     def __init__(
-        self, head: ChainHead, layer: LayerForward, recorder: GraphRecorder, states: Tensor, *, most_tokens: int
+        self, head: ChainHead, layer: LayerForward, recorder: Recorder, states: Tensor, *, sizes: Sequence[int]
     ) -> None:
         """
         states: [slots + 1, H], where the outputs are kept; the last slot is for padding.
-        most_tokens: of the largest usual step.
+        sizes: the numbers of tokens that are recorded; others are padded.
         """
         self._head, self._layer, self._recorder, self._states = head, layer, recorder, states
-        self._slots = len(states) - 1
-        self._sizes = token_counts(most_tokens)
+        self._slots, self._sizes = len(states) - 1, sizes
         self._features = states.new_zeros(self._sizes[-1], head.feature_size)
         self._recorded: dict[int, tuple[PackedInputs, Replay]] = {}  # by number of tokens
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Record all graphs, so that no request waits for them. The layer must have pages."""
+    def warm_up(self, most: int) -> None:
+        """Record sizes up to `most`, so that no request waits for them. The layer must have pages."""
+        few, rest = _split(self._sizes, most)
         padding = [padding_row(self._slots)]
-        self._sizes = record_largest_first(self._sizes, lambda count: self._load(count, padding, [0]))
+        self._sizes = [*record_largest_first(few, lambda count: self._load(count, padding, [0])), *rest]
 
     def can_run(self, tokens: int) -> bool:
-        """Whether there is a graph for so many tokens."""
+        """Whether so many tokens can be recorded."""
         return tokens <= max(self._sizes, default=0)
 
     def run(self, rows: Sequence[RowInput], layers_rows: Sequence[int], layers: Tensor) -> None:
@@ -192,8 +212,3 @@ class ReadingGraphs:
         tokens, positions, batch = inputs.unpack()
         outputs = self._layer(self._head.layer_input(self._features[:count]), tokens, positions, batch)  # [N, H]
         return self._states.index_copy_(0, batch.slots, outputs.index_select(0, batch.offsets[1:] - 1))
-
-
-def token_counts(most_tokens: int) -> list[int]:
-    """Return the numbers of tokens that have graphs."""
-    return graph_sizes(min(most_tokens, _MAX_TOKENS))

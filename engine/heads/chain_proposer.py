@@ -4,8 +4,9 @@ Column p holds the pair of the target's hidden state after token p and token p +
 column may be that of another next token: that can only cost acceptance.
 """
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -16,36 +17,45 @@ from decoding.drafts.choices import RANKS, DraftChoice
 from decoding.sampling import sampler
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.transfer import tensor_on
-from engine.heads.chain_graphs import ChainGraphs, ReadingGraphs, row_counts, token_counts
+from engine.heads.chain_graphs import ChainGraphs, ReadingGraphs, Recorder
 from engine.heads.proposer import ChainHead, DraftStart, HeadSampler, Reading
 from engine.kernels.attention import RaggedBatch
-from engine.kernels.native_replay import record_at_once, trace_few
-from engine.kernels.operator_trace import MAX_TRACED_TOKENS, Example, log_failed_trace
+from engine.kernels.call_recorder import CallRecorder
+from engine.kernels.native import library
+from engine.kernels.operator_trace import MAX_TRACED_TOKENS
 from engine.layers.lora import LoraLayers
+from engine.layers.rotary import use_native_angles
 from engine.model.attention import Rows, running_over
-from engine.model.cuda import GraphRecorder
-from engine.model.cuda_graphs import usual_tokens
+from engine.model.cuda import graph_sizes
+from engine.model.cuda_graphs import MAX_ROWS, usual_tokens
 from engine.model.hidden_states import HiddenStates
 from engine.model.ragged_batch import RowInput, pack_inputs, padding_row
 from engine.model.runner import Runner
 from engine.model.thread_choice import NARROW, on_one_thread
 
+_log = logging.getLogger(__name__)
 _LENGTH = 8  # tokens of a chain
 _FEW_TOKENS = 16  # that a narrow head computes on one thread: others would be waited for longer than they help
-_RECORDED_TOKENS = 5  # readings of one text of up to so many are recorded at the start
+_MAX_TOKENS = 1024  # of a recorded reading on a GPU
+_MOST_ROWS = 16  # of recorded chains on a CPU
+_TOLERANCE = 0.02  # of the largest number: rounding
 
 
-class _Traces(NamedTuple):
-    """The head's parts without their Python."""
+class _AtOnce(NamedTuple):
+    """The largest sizes that are recorded before the first draft. Others are when they are first used."""
 
-    read: Callable[..., Tensor]
-    step: Callable[..., tuple[Tensor, Tensor]]
+    rows: int
+    tokens: int
+
+
+_USUAL = _AtOnce(rows=1, tokens=5)  # of one text
 
 
 class _Graphs(NamedTuple):
     chain: ChainGraphs
     reader: ReadingGraphs
-    recorder: GraphRecorder
+    recorder: Recorder
+    at_once: _AtOnce
 
 
 class ChainProposer:
@@ -71,76 +81,73 @@ class ChainProposer:
         self._device = next(head.parameters()).device
         self._outputs, self._is_narrow = head.outputs, head.hidden_size <= NARROW
         self._token_ids = None if self._outputs == runner.vocab_size else head.token_ids()
-        self._traces: _Traces | None = None  # on a CPU
         # after each text's last pair, [slots + 1, H]; the last slot is for padding
         shape = runner.cache.slots + 1, head.hidden_size
         self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
-        self._graphs: _Graphs | None = None  # on a GPU
+        self._graphs = self._new_graphs(runner)
+
+    def _new_graphs(self, runner: Runner) -> _Graphs | None:
+        recorder: Recorder
         if runner.recorder is not None:
-            recorder = runner.recorder.sharing_pool()
-            parts = head, self._output, recorder, self._states
-            reader = ReadingGraphs(*parts, most_tokens=usual_tokens(runner.cache.slots, runner.max_query))
-            self._graphs = _Graphs(ChainGraphs(*parts, length=_LENGTH, token_ids=self._token_ids), reader, recorder)
+            recorder, slots = runner.recorder.sharing_pool(), runner.cache.slots
+            rows, tokens = row_counts(slots), token_counts(usual_tokens(slots, runner.max_query))
+            at_once = _AtOnce(rows[-1], tokens[-1])
+        elif self._device.type == "cpu" and library() is not None:
+            recorder, at_once = CallRecorder(), _USUAL
+            rows, tokens = recorder.sizes(_MOST_ROWS), recorder.sizes(MAX_TRACED_TOKENS)
+            use_native_angles(self._head)
+        else:
+            return None
+        parts = self._head, self._output, recorder, self._states
+        chain = ChainGraphs(*parts, sizes=rows, length=_LENGTH, token_ids=self._token_ids)
+        return _Graphs(chain, ReadingGraphs(*parts, sizes=tokens), recorder, at_once)
 
     def warm_up(self) -> None:
-        """Do before the first draft what takes long: compile kernels, record graphs on a GPU, trace the head on a CPU.
+        """Do before the first draft what takes long: compile kernels, record usual calls, time a draft.
 
         Pages must be allocated and free, because some are overwritten.
         """
         sampler.warm_up(self._device, self._outputs, self._token_ids)
-        self._use_traces()
         if self._graphs is not None:
             self._add_pages()
-            self._graphs.reader.warm_up()
-            self._graphs.chain.warm_up()
-            if self._graphs.recorder.error is not None:  # then padding would cost more than it gains
-                self._graphs = None
+            with self._few_threads(1):
+                self._graphs.reader.warm_up(self._graphs.at_once.tokens)
+                self._graphs.chain.warm_up(self._graphs.at_once.rows)
+            is_native = isinstance(self._graphs.recorder, CallRecorder)
+            if self._graphs.recorder.error is not None or (is_native and not self._repeats()):
+                self._graphs = None  # padding would cost more than it gains
+        if self._device.type == "cpu":
+            self.further_s = min([self._timed_draft() for _ in range(3)])
+        self._cache.clear_all()
+
+    def _timed_draft(self) -> float:
+        self.propose([DraftStart(0, 1, SamplingParams(max_tokens=1))], 2, RANKS)
+        return self.further_s
+
+    @torch.inference_mode()
+    def _repeats(self) -> bool:
+        """Whether recorded calls do what plain ones do. Decisions by the values of tensors would be frozen in them."""
+        assert self._graphs is not None
+        count, ranks = self._graphs.at_once.tokens, min(RANKS, self._outputs)
+        features = torch.randn(count, self._head.feature_size, generator=torch.Generator().manual_seed(0))
+        rows, features = [RowInput(0, 0, range(count))], features.to(self._states)
+        self._cache.prepare_writes([(0, 0, count)])
+        self._graphs.reader.run(rows, range(count), features)
+        tokens, positions, batch = pack_inputs(rows).unpack()
+        state, expected = self._states[0], self._output(self._head.layer_input(features), tokens, positions, batch)[-1]
+        start = DraftStart(0, count + 1, SamplingParams(max_tokens=1))
+        chains = [self.propose([start], 4, ranks)[0], self._draft([start], 4, ranks)[0]]
+        chosen = [[choice.tokens[0] for choice in chain] for chain in chains]
+        if (state - expected).abs().max() <= _TOLERANCE * expected.abs().max() and chosen[0] == chosen[1]:
+            return True
+        _log.warning("recorded calls of the %s head do other things than plain ones, so it runs slower", self.kind)
+        return False
 
     @torch.inference_mode()
     def _add_pages(self) -> None:
         """Let the cache have pages for the layer, which its first call adds."""
         tokens, positions, batch = pack_inputs([padding_row(self._cache.slots)]).copy_to(self._device).unpack()
         self._output(self._states[:1], tokens, positions, batch)
-
-    @torch.inference_mode()
-    def _use_traces(self) -> None:
-        """Run few tokens on a CPU without the head's Python code, as `Runner.use_trace` does."""
-        if self._device.type != "cpu":
-            return
-        with log_failed_trace(f"the {self.kind} head"):
-            self._output(*self._example(1).inputs)  # the first call adds the layer's pages
-            self._traces = _Traces(trace_few(self._read, self._reading), trace_few(self._step, self._example))
-            if self._graphs is None:
-                self._record()
-        self._cache.clear_all()
-
-    def _record(self) -> None:
-        """Record usual calls, and time drafts, so that the first request's are as fast as later ones."""
-        with record_at_once():
-            for count in (*range(1, _RECORDED_TOKENS + 1), *[1] * 2):  # the second use of a recording checks it
-                for _ in range(2):
-                    self._run_reading(*self._reading(count).inputs)
-            start = DraftStart(0, 1, SamplingParams(max_tokens=1))
-            self.further_s = min([self._timed_draft([start]) for _ in range(4)])
-
-    def _timed_draft(self, starts: Sequence[DraftStart]) -> float:
-        self._draft(starts, 2, min(RANKS, self._outputs))
-        return self.further_s
-
-    def _example(self, count: int) -> Example:
-        """Return a call of the layer with so many tokens of one row."""
-        return self._example_of(count, self._head.hidden_size)
-
-    def _reading(self, count: int) -> Example:
-        """Return a reading of so many tokens of one row."""
-        return self._example_of(count, self._head.feature_size)
-
-    def _example_of(self, count: int, size: int) -> Example:
-        row = RowInput(0, 1, range(count))
-        self._cache.prepare_writes([(row.slot, row.start, row.end)])
-        tokens, positions, batch = pack_inputs([row]).unpack()
-        numbers = torch.randn(count, size, generator=torch.Generator().manual_seed(count))
-        return Example((count,), (numbers.to(self._states), tokens, positions, batch))
 
     @torch.inference_mode()
     def read(self, readings: Sequence[Reading], hidden: HiddenStates) -> None:
@@ -153,12 +160,13 @@ class ChainProposer:
         adapters = self._adapters(readings, [len(row.tokens) for row in rows])
         self._cache.flush()
         if adapters is None and self._graphs is not None and self._graphs.reader.can_run(len(layers_rows)):
-            self._graphs.reader.run(rows, layers_rows, hidden.layers)
+            with self._few_threads(len(layers_rows)):
+                self._graphs.reader.run(rows, layers_rows, hidden.layers)
             return
         features = hidden.layers[tensor_on(hidden.layers.device, layers_rows, torch.int64)].to(self._states)
         tokens, positions, batch = pack_inputs(rows).copy_to(self._device).unpack()
-        with self._adapted(adapters):
-            outputs = self._run_reading(features, tokens, positions, batch, traced=adapters is None)  # [N, H]
+        with self._adapted(adapters), self._few_threads(len(layers_rows)):
+            outputs = self._output(self._head.layer_input(features), tokens, positions, batch)  # [N, H]
         slots = tensor_on(self._device, [reading.slot for reading in readings], torch.int64)
         self._states[slots] = outputs[batch.offsets[1:] - 1]
 
@@ -173,9 +181,12 @@ class ChainProposer:
             return self._draft(starts, length, ranks)
         if self._graphs is None or not coupled or not self._graphs.chain.can_run(coupled, length, ranks):
             return self._draft(starts, length, ranks)
-        began_s = time.perf_counter()
-        chains = iter(self._graphs.chain.run(coupled, length))
-        self.further_s = (time.perf_counter() - began_s) / length
+        with self._few_threads(len(coupled)):
+            self._graphs.chain.prepare(len(coupled))
+            began_s = time.perf_counter()
+            chains = iter(self._graphs.chain.run(coupled, length))
+        if length > 1:
+            self.further_s = (time.perf_counter() - began_s) / length
         drawn = iter(self._draft([start for start in starts if start.params.rejects], length, ranks))
         return [next(drawn if start.params.rejects else chains) for start in starts]
 
@@ -205,32 +216,12 @@ class ChainProposer:
         for step in range(1, length):
             if step > 1:
                 positions, batch = positions + 1, _next_column(batch)
-            if adapters is None and self._traces is not None and len(hidden) <= MAX_TRACED_TOKENS:
-                hidden, logits = self._traces.step(len(hidden), hidden, tokens[None], positions, batch)
-            else:
-                with self._adapted(adapters):
-                    hidden, logits = self._step(hidden, tokens[None], positions, batch)
-            tokens = chooser.choose(logits)
-
-    def _run_reading(
-        self, features: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch, *, traced: bool = True
-    ) -> Tensor:
-        with self._few_threads(len(features)):
-            if not traced or self._traces is None or len(features) > MAX_TRACED_TOKENS:
-                return self._read(features, tokens, positions, batch)
-            return self._traces.read(len(features), features, tokens, positions, batch)
+            with self._adapted(adapters):
+                hidden = self._output(hidden, tokens[None], positions, batch)
+            tokens = chooser.choose(self._head.logits(hidden))
 
     def _few_threads(self, tokens: int) -> AbstractContextManager[None]:
         return on_one_thread(wanted=self._is_narrow and tokens <= _FEW_TOKENS)
-
-    def _read(self, features: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
-        """Return the layer's output, [N, H]. features: [N, F]. tokens: [1, N] that follow. positions: [1, N]."""
-        return self._output(self._head.layer_input(features), tokens, positions, batch)
-
-    def _step(self, hidden: Tensor, tokens: Tensor, positions: Tensor, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-        """Return the layer's output, [N, H], and the logits after it, [N, W]. hidden: [N, H]."""
-        output = self._output(hidden, tokens, positions, batch)
-        return output, self._head.logits(output)
 
     def _adapters(self, texts: Sequence[Reading | DraftStart], counts: Sequence[int]) -> Tensor | None:
         """Return the slot of each token's adapter, [N] int64; None: no text has one of the head's.
@@ -252,6 +243,16 @@ class ChainProposer:
         with running_over(Rows(batch, self._cache)):
             output: Tensor = self._head(hidden[None], embeddings, positions)
         return output[0]
+
+
+def row_counts(slots: int) -> list[int]:
+    """Return the numbers of rows that have CUDA graphs."""
+    return graph_sizes(min(slots, MAX_ROWS))
+
+
+def token_counts(most: int) -> list[int]:
+    """Return the numbers of tokens that have CUDA graphs."""
+    return graph_sizes(min(most, _MAX_TOKENS))
 
 
 def graph_count(slots: int, max_query: int) -> int:

@@ -3,11 +3,12 @@
 import ctypes
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,10 @@ _MATHS = (
     *("-fno-math-errno", "-ffinite-math-only", "-freciprocal-math"),
     *("--param", "avoid-fma-max-bits=0"),
 )
-_FUNCTIONS = "linear", "rms_norm", "rotate", "silu_gate", "activate", "add", "copy", "convolve", "add_weighted"
+_FUNCTIONS = (
+    *("linear", "rms_norm", "rotate", "angles", "silu_gate", "activate"),
+    *("add", "copy", "convolve", "add_weighted"),
+)
 KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # each function exists for both, by these names
 _MOST_DIMENSIONS = 4
 
@@ -42,7 +46,8 @@ def library() -> ctypes.CDLL | None:
 def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
     names = [f"{name}_{kind}" for name in _FUNCTIONS for kind in KINDS.values()]
     quantized = (f"quantized_{name}" for name in ("linear", "rows", "experts"))
-    for name in (*names, *quantized, "linear_bfloat16_to_float32", "attend", "recur"):
+    others = "linear_bfloat16_to_float32", "attend", "recur", "move_rows", "count", "widen"
+    for name in (*names, *quantized, *others):
         function = getattr(loaded, name)
         function.argtypes, function.restype = [ctypes.c_void_p], None  # a structure
     loaded.replay.argtypes, loaded.replay.restype = [ctypes.c_void_p, ctypes.c_int64], None
@@ -113,16 +118,27 @@ def structure(fields: str) -> type[ctypes.Structure]:
 
 def call(name: str, arguments: ctypes.Structure) -> None:
     """Call a native function by its name in C++."""
-    function = getattr(library(), name)
+    call_function(getattr(library(), name), arguments)
+
+
+def call_function(function: Any, arguments: ctypes.Structure) -> None:
+    """Call a function of any library that takes a structure."""
     recording = _current.get()
     if recording is not None:
-        recording.calls.append((function, arguments))
+        recording.calls.append(_NativeCall(function, arguments))
     function(ctypes.byref(arguments))
 
 
 def is_recording() -> bool:
     """Whether calls are recorded now."""
     return _current.get() is not None
+
+
+def share_memory(results: Iterable[Tensor], given: Iterable[Tensor]) -> bool:
+    """Whether all results, at least one, are views of what was given."""
+    memory = {tensor.untyped_storage().data_ptr() for tensor in given if tensor.layout == torch.strided}
+    addresses = [tensor.untyped_storage().data_ptr() for tensor in results]
+    return bool(addresses) and memory.issuperset(addresses)
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -133,18 +149,23 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     return recording.memory.empty(shape, dtype)
 
 
+class _NativeCall(NamedTuple):
+    function: Any
+    arguments: ctypes.Structure
+
+
 class _Step(ctypes.Structure):
     _fields_ = [("function", ctypes.c_void_p), ("call", ctypes.c_void_p)]
 
 
 class Recording:
-    """Native calls in the order in which they were made. It keeps their arguments alive, at the same addresses."""
+    """Calls in the order in which they were made. It keeps native ones' arguments alive, at the same addresses."""
 
     def __init__(self, memory: ResultMemory) -> None:
         """memory: for results."""
         self.memory = memory
-        self.calls: list[tuple[Any, ctypes.Structure]] = []
-        self._steps: ctypes.Array[_Step] | None = None
+        self.calls: list[_NativeCall | Callable[[], object]] = []
+        self._parts: list[Callable[[], object]] | None = None
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -155,17 +176,27 @@ class Recording:
         finally:
             _current.reset(token)
 
+    def then(self, function: Callable[[], object]) -> None:
+        """Add a call of a Python function."""
+        self.calls.append(function)
+
     def replay(self) -> None:
         """Make the same calls again, with what their arguments point to now."""
-        if self._steps is None:
-            steps = [
-                _Step(ctypes.cast(function, ctypes.c_void_p), ctypes.addressof(arguments))
-                for function, arguments in self.calls
-            ]
-            self._steps = (_Step * len(steps))(*steps)
-        native = library()
-        assert native is not None
-        native.replay(self._steps, len(self._steps))
+        if self._parts is None:
+            groups = [list(calls) for _, calls in groupby(self.calls, lambda each: isinstance(each, _NativeCall))]
+            self._parts = [part for calls in groups for part in _parts(calls)]
+        for part in self._parts:
+            part()
+
+
+def _parts(calls: Sequence[Any]) -> Sequence[Callable[[], object]]:
+    """Return native calls, one after another, as one function; others as they are."""
+    if not isinstance(calls[0], _NativeCall):
+        return calls
+    steps = [_Step(ctypes.cast(each.function, ctypes.c_void_p), ctypes.addressof(each.arguments)) for each in calls]
+    native = library()
+    assert native is not None
+    return [functools.partial(native.replay, (_Step * len(steps))(*steps), len(steps))]
 
 
 _current: ContextVar[Recording | None] = ContextVar("recording", default=None)

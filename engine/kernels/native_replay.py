@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.kernels.native import Recording, ResultMemory, add, is_native
+from engine.kernels.native import Recording, ResultMemory, add, is_native, share_memory
 from engine.kernels.operator_trace import Example, UntraceableError, trace
 
 _LEAST_CALLS = 6  # native functions in a run that is worth a recording; an EAGLE-3 head has 8
@@ -300,15 +300,11 @@ class _OnlyViews(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if function in _EMPTY:
             self.made.append(result)
-        elif function in _COMPUTING or function._schema.is_mutable or not _are_views(result, args):
+            return result
+        is_view = share_memory(_tensors([result]), _tensors(args))
+        if function in _COMPUTING or function._schema.is_mutable or not is_view:
             raise _UnrecordableError(str(function))
         return result
-
-
-def _are_views(result: Any, args: Sequence[Any]) -> bool:
-    memory = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
-    addresses = [tensor.untyped_storage().data_ptr() for tensor in _tensors([result])]
-    return bool(addresses) and memory.issuperset(addresses)
 
 
 def _are_same(left: Tensor, right: Tensor) -> bool:

@@ -135,7 +135,7 @@ class _Trace(TorchDispatchMode):
             function is torch.ops.aten.lift_fresh.default
         ):  # a tensor made from numbers in the code: made again at each call
             function = torch.ops.aten.clone.default
-        if _looks_at_values(function, args):
+        if looks_at_values(function, args):
             raise UntraceableError(f"it calls {function}")
         result = function(*args, **(kwargs or {}))
         if result is args[0] and not function._schema.is_mutable:  # `to` with the dtype that a tensor has
@@ -160,7 +160,7 @@ class _Trace(TorchDispatchMode):
 _current: ContextVar[_Trace | None] = ContextVar("trace", default=None)
 
 
-def _looks_at_values(function: Any, args: Sequence[Any]) -> bool:
+def looks_at_values(function: Any, args: Sequence[Any]) -> bool:
     """Whether the host must see an operator's result, or its shape, before it can go on."""
     if function is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

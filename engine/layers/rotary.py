@@ -5,13 +5,14 @@ All transformers models call it by the same name, each from its own module. That
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.native import KINDS, call, empty, library, native_operator, structure
+from engine.kernels.native import KINDS, call, empty, is_recording, library, native_operator, structure
 
 _CALLED = "apply_rotary_pos_emb"
 _ROUNDED = (torch.bfloat16, torch.float16)
@@ -117,3 +118,47 @@ def _agrees(original: Rotate, device: torch.device) -> bool:
         if not all(x.dtype == y.dtype and agree(x, y) for x, y in zip(result, expected, strict=True)):
             return False
     return True
+
+
+_AnglesCall = structure("*positions tokens half *frequencies .scaling *cos *sin")
+
+
+@torch.no_grad()
+def use_native_angles(module: nn.Module) -> None:
+    """Let rotary embeddings below a module on a CPU compute their angles in one native call where calls are recorded.
+
+    They may differ from torch's in the last bit, so it is for modules that draft only.
+    """
+    for part in module.modules():
+        frequencies = getattr(part, "inv_freq", None)
+        varies = getattr(part, "rope_type", "") in ("dynamic", "longrope")
+        if isinstance(frequencies, Tensor) and not varies and all(_angles_agree(part, dtype) for dtype in KINDS):
+            part.forward = MethodType(partial(_native_angles, part.forward), part)
+
+
+def _angles_agree(part: Any, dtype: torch.dtype) -> bool:
+    positions = torch.tensor([[0, 1, 5, 1000]])
+    try:
+        expected = part(torch.zeros(1, dtype=dtype), positions)
+    except Exception:  # it takes other arguments
+        return False
+    for ours, theirs in zip(_angles(part, positions, dtype), expected, strict=True):
+        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape) or not torch.allclose(ours, theirs, rtol=1e-2):
+            return False
+    return True
+
+
+def _native_angles(original: Callable[..., Any], part: nn.Module, x: Tensor, position_ids: Tensor) -> Any:
+    """x: its dtype is that of the angles. position_ids: [1, N], or [3, 1, N]. Returns cosines and sines, [1, N, D]."""
+    if not is_recording() or x.dtype not in KINDS or position_ids.dim() != 2 or len(position_ids) != 1:
+        return original(x, position_ids)
+    return _angles(part, position_ids, x.dtype)
+
+
+def _angles(part: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    frequencies, scaling = part.inv_freq.float().contiguous(), float(getattr(part, "attention_scaling", 1.0))
+    sizes = positions.numel(), len(frequencies)
+    cos, sin = (empty(1, len(positions[0]), 2 * len(frequencies), dtype=dtype) for _ in range(2))
+    inputs = positions.data_ptr(), *sizes, frequencies.data_ptr(), scaling
+    call(f"angles_{KINDS[dtype]}", _AnglesCall(*inputs, cos.data_ptr(), sin.data_ptr()))
+    return cos, sin

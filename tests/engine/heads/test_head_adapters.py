@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from decoding.drafts.choices import RANKS, DraftChoice
@@ -78,7 +79,9 @@ def test_each_text_gets_drafts_of_the_head_with_its_adapter_merged() -> None:
     alone = [drafts(each, None, [0, 0, 0])[row] for row, each in enumerate((merged(1), head(), merged(2)))]
     assert [[choice.tokens for choice in row] for row in mixed] == [[choice.tokens for choice in row] for row in alone]
     plain = drafts(head(), None, [0, 0, 0])
-    assert plain[1] == mixed[1]
+    for choice, other in zip(plain[1], mixed[1], strict=True):  # the angles of recorded calls may round otherwise
+        assert choice.tokens == other.tokens
+        assert choice.gap == pytest.approx(other.gap, abs=1e-4)
     assert plain[0] != mixed[0]
     assert plain[2] != mixed[2]
 

@@ -1,18 +1,18 @@
-"""A traced EAGLE-3 head drafts what the same head drafts through its own Python."""
+"""An EAGLE-3 head with recorded calls drafts what the same head drafts through its own Python."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from decoding.drafts.choices import DraftChoice
 from engine.heads import chain_proposer
 from engine.heads.chain_proposer import ChainProposer
 from engine.heads.eagle3 import Eagle3Head
 from engine.heads.proposer import DraftStart, HeadSampler
-from engine.kernels import native_replay as replay
-from engine.kernels.native import library
+from engine.kernels import native
 from engine.layers.faster_layers import use_faster_parts
 from engine.model.cuda import Replay
 from engine.model.ragged_batch import RowInput
@@ -21,6 +21,7 @@ from tests.support.heads import STATES, eagle3_drafts, reduced_eagle3
 from tests.support.models import tiny_model
 
 TARGET = tiny_model("llama-gqa")
+NATIVE = pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler")
 
 
 def capture(run: Replay) -> Replay:
@@ -31,19 +32,25 @@ def capture(run: Replay) -> Replay:
 
 
 def drafts(
-    head: Eagle3Head, *, traced: bool = False, recorded: bool = False, rejecting: bool = False
+    head: Eagle3Head, way: str = "calls", *, rejecting: bool = False, change: Callable[[], object] = lambda: None
 ) -> list[list[list[DraftChoice]]]:
-    """Return the choices of several rounds."""
+    """Return the choices of several rounds.
+
+    way: calls, native calls that are recorded, or graphs.
+    change: is called after the recordings.
+    """
     runner = Runner(TARGET, slots=4, max_length=64, max_query=64)
     runner.keep_hidden_states(STATES)
-    if recorded:
+    if way == "graphs":
         runner.use_graphs(capture=capture)
     runner.logits([RowInput(0, 0, [0])])
     runner.cache.clear_all()
     proposer = ChainProposer(head, runner)
-    if traced or recorded:
-        proposer.warm_up()
-        assert proposer._traces is not None
+    if way == "calls":
+        proposer._graphs = None
+    proposer.warm_up()
+    assert (proposer._graphs is None) == (way == "calls")
+    change()
     return eagle3_drafts(proposer, runner, rejecting=rejecting)
 
 
@@ -70,26 +77,6 @@ def choices_of(rounds: list[list[list[DraftChoice]]]) -> list[DraftChoice]:
     return [choice for texts in rounds for chain in texts for choice in chain]
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-@torch.inference_mode()
-def test_a_traced_head_drafts_the_same(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
-    monkeypatch.setattr(replay, "_USUAL", 2)
-    replayed: list[object] = []
-    run = replay._Replay.run
-
-    def counted(self: replay._Replay, given: Sequence[object]) -> Sequence[object]:
-        replayed.append(self)
-        return run(self, given)
-
-    monkeypatch.setattr(replay._Replay, "run", counted)
-    head = eagle3(narrow=narrow)
-    traced = drafts(head, traced=True)
-    assert traced == drafts(head, traced=False)
-    assert replayed or library() is None
-    if narrow:
-        assert all(token % 3 == 0 for choice in choices_of(traced) for token in choice.tokens)
-
-
 def test_a_narrow_head_waits_for_no_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """While other processes have some of the cores, each of its short operators would wait for one of them."""
     threads: list[int] = []
@@ -105,16 +92,19 @@ def test_a_narrow_head_waits_for_no_other_threads(monkeypatch: pytest.MonkeyPatc
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("way", [pytest.param("native", marks=NATIVE), "graphs"])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_recorded_steps_draft_the_same(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
+def test_recorded_calls_draft_the_same(monkeypatch: pytest.MonkeyPatch, narrow: bool, way: str) -> None:
     head = eagle3(narrow=narrow)
     expected = drafts(head)
-    for used_by_calls_only in ("HeadSampler", "tensor_on"):
-        monkeypatch.delattr(chain_proposer, used_by_calls_only)
-    assert_alike(drafts(head, recorded=True), expected)
+    recorded = drafts(head, way, change=lambda: monkeypatch.delattr(chain_proposer, "HeadSampler"))
+    assert_alike(recorded, expected)
+    if narrow:
+        assert all(token % 3 == 0 for choice in choices_of(recorded) for token in choice.tokens)
 
 
-def test_texts_with_rejection_sampling_draft_beside_recorded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [pytest.param("native", marks=NATIVE), "graphs"])
+def test_texts_with_rejection_sampling_draft_beside_recorded_ones(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     head = eagle3(narrow=True)
     expected = drafts(head, rejecting=True)
     sampled: list[int] = []
@@ -123,18 +113,52 @@ def test_texts_with_rejection_sampling_draft_beside_recorded_ones(monkeypatch: p
         sampled.append(len(starts))
         return HeadSampler(starts, *given)
 
-    monkeypatch.setattr(chain_proposer, "HeadSampler", sampler)
-    assert_alike(drafts(head, recorded=True, rejecting=True), expected)
+    recorded = drafts(
+        head, way, rejecting=True, change=lambda: monkeypatch.setattr(chain_proposer, "HeadSampler", sampler)
+    )
+    assert_alike(recorded, expected)
     assert sampled == [1, 1, 1, 1]  # of the rounds with two texts or three
 
 
-def test_a_head_that_fails_to_be_traced_runs_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: object) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr(replay, "replay_native_run", fail)
+@NATIVE
+def test_a_head_that_cannot_be_recorded_runs_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = eagle3(narrow=True)
     runner = Runner(TARGET, slots=1, max_length=64, max_query=64)
     runner.logits([RowInput(0, 0, [0])])
-    proposer = ChainProposer(eagle3(narrow=True), runner)
+    proposer = ChainProposer(head, runner)
+    forward = head.layers[0].forward
+
+    def look(hidden: Tensor, *given: Any, **options: Any) -> Any:
+        assert hidden.sum().item() is not None
+        return forward(hidden, *given, **options)
+
+    monkeypatch.setattr(head.layers[0], "forward", look)
     proposer.warm_up()
-    assert proposer._traces is None
+    assert proposer._graphs is None
+
+
+@NATIVE
+def test_no_torch_operator_runs_in_a_recorded_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take longer than a native call, and wait for the interpreter."""
+    others: list[object] = []
+    monkeypatch.setattr(native.Recording, "then", lambda recording, function: others.append(function))
+    drafts(eagle3(narrow=True), "native")
+    assert others == []
+
+
+@NATIVE
+def test_a_head_that_decides_by_values_runs_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing shows that it does, as in some experts, but what it drafts."""
+    head = eagle3(narrow=True)
+    runner = Runner(TARGET, slots=1, max_length=64, max_query=64)
+    runner.logits([RowInput(0, 0, [0])])
+    forward = head.layers[0].forward
+
+    def decide(hidden: Tensor, *given: Any, **options: Any) -> Any:
+        sign = -1 if sum(hidden.flatten().tolist()) else 1
+        return sign * forward(hidden, *given, **options)
+
+    monkeypatch.setattr(head.layers[0], "forward", decide)
+    proposer = ChainProposer(head, runner)
+    proposer.warm_up()
+    assert proposer._graphs is None
