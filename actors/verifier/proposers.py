@@ -28,6 +28,7 @@ _HELD_STEPS = 8  # for which an arm is used, once it was chosen
 _DOUBT_TOKENS = 1.0  # an arm may bring so many more tokens than it has shown, over the root of the number of verdicts
 _MEMORY = 0.9995  # weight of a verdict after the next one
 _TIME_SMOOTHING = 0.05  # least weight of the newest time in a running mean
+_HICCUP = 3.0  # a time so many times longer than others is no usual one
 
 _Arm = frozenset[ProposerName]
 
@@ -217,7 +218,10 @@ class ProposerChoice:
 
 
 class _CallTime:
-    """The mean time of calls, weighted towards recent ones. The first is left out: it warms up."""
+    """The mean time of calls, weighted towards recent ones. The first is left out: it warms up.
+
+    Hiccups of the machine count little, also if the mean is of one.
+    """
 
     def __init__(self) -> None:
         self.mean_s = 0.0
@@ -225,7 +229,10 @@ class _CallTime:
 
     def note(self, seconds: float) -> bool:
         """Add a call. Returns whether the mean is known."""
-        if self._calls:
+        if self._calls == 1 or _HICCUP * seconds < self.mean_s:
+            self.mean_s = seconds
+        elif self._calls:
+            seconds = min(seconds, _HICCUP * self.mean_s)
             self.mean_s += max(1 / self._calls, _TIME_SMOOTHING) * (seconds - self.mean_s)
         self._calls += 1
         return self._calls > 1

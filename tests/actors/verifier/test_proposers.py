@@ -199,6 +199,23 @@ def test_what_did_not_pay_is_tried_again() -> None:
     assert 0 < rested[3000:].count(False) < 0.03 * 3000
 
 
+@pytest.mark.parametrize("slow_call", [1, 2, 5, 200])
+def test_a_slow_call_shuts_no_proposer_out(monkeypatch: pytest.MonkeyPatch, slow_call: int) -> None:
+    """A second in which the machine did something else is no reason to think that a proposer takes so long."""
+    heads = Simulated("eagle3", 0.6, 0.004)
+    propose = heads.propose
+    calls: list[int] = []
+
+    def delayed(rows: Sequence[Any]) -> set[RowKey]:
+        CLOCK[0] += len(calls) == slow_call
+        calls.append(1)
+        return propose(rows)
+
+    monkeypatch.setattr(heads, "propose", delayed)
+    speed([heads], overlap=0.0, adaptive=True)
+    assert len(calls) >= 0.98 * STEPS
+
+
 def test_rejection_sampling_and_salts_never_see_other_answers() -> None:
     """Other answers may have the same seed, or be secret."""
     lookup = TextLookup(TargetRows(PageTables(slots=2, capacity=64)), Corpus(CorpusOptions(1000)))
