@@ -132,12 +132,14 @@ class ChainProposer:
         features = torch.randn(count, self._head.feature_size, generator=torch.Generator().manual_seed(0))
         rows, features = [RowInput(0, 0, range(count))], features.to(self._states)
         self._cache.prepare_writes([(0, 0, count)])
-        self._graphs.reader.run(rows, range(count), features)
         tokens, positions, batch = pack_inputs(rows).unpack()
-        state, expected = self._states[0], self._output(self._head.layer_input(features), tokens, positions, batch)[-1]
+        with self._few_threads(count):
+            self._graphs.reader.run(rows, range(count), features)
+            outputs = self._output(self._head.layer_input(features), tokens, positions, batch)
         start = DraftStart(0, count + 1, SamplingParams(max_tokens=1))
         chains = [self.propose([start], 4, ranks)[0], self._draft([start], 4, ranks)[0]]
         chosen = [[choice.tokens[0] for choice in chain] for chain in chains]
+        state, expected = self._states[0], outputs[-1]
         if (state - expected).abs().max() <= _TOLERANCE * expected.abs().max() and chosen[0] == chosen[1]:
             return True
         _log.warning("recorded calls of the %s head do other things than plain ones, so it runs slower", self.kind)
