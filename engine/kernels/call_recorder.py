@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels.native import KINDS, Recording, ResultMemory, add, call, empty, share_memory, structure
-from engine.kernels.operator_trace import looks_at_values
+from engine.kernels.operator_trace import UncompiledMode, looks_at_values
 
 _aten = torch.ops.aten
 _MoveCall = structure("*from *from_rows *to *to_rows rows bytes")
@@ -80,11 +79,11 @@ class _UnrecordableError(RuntimeError):
     """An operator whose result the host must see."""
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(UncompiledMode):
     """Records torch's operators between native calls, and keeps all that they return."""
 
     def __init__(self, recording: Recording) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.made: list[object] = []
         self.bytes = 0  # of results that are no views
         self._recording = recording

@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels.native import Recording, ResultMemory, add, is_native, share_memory
-from engine.kernels.operator_trace import Example, UntraceableError, trace
+from engine.kernels.operator_trace import Example, UncompiledMode, UntraceableError, trace
 
 _LEAST_CALLS = 6  # native functions in a run that is worth a recording; an EAGLE-3 head has 8
 _MOST_SIZES, _MOST_SEEN = 128, 1024  # that are recorded, and counted
@@ -287,11 +286,11 @@ class _UnrecordableError(Exception):
     """Something other than a native function computes."""
 
 
-class _OnlyViews(TorchDispatchMode):
+class _OnlyViews(UncompiledMode):
     """Refuses all torch operators but views and allocations, and keeps what is allocated."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.made: list[Tensor] = []
 
     def __torch_dispatch__(

@@ -106,11 +106,22 @@ class _Call(NamedTuple):
     result: object
 
 
-class _Trace(TorchDispatchMode):
-    """The operators of one call. It keeps all arguments and results, so that each has an identity of its own."""
+class UncompiledMode(TorchDispatchMode):
+    """Sees torch's operators in code that nobody compiles. Else torch would load its compiler: 130 MB."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Trace(UncompiledMode):
+    """The operators of one call. It keeps all arguments and results, so that each has an identity of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.calls: list[_Call] = []
         self.result: object = None
         self._within_operator = False

@@ -1,5 +1,8 @@
 """Recorded calls do again what they did, with what their inputs hold by then."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -122,3 +125,17 @@ def test_angles_of_another_type_than_the_input_stay_transformers_own() -> None:
     use_native_angles(module)
     recorded = CallRecorder().record(lambda: torch.cat(module(x, positions)))()
     assert recorded.dtype == torch.float32
+
+
+def test_neither_recordings_nor_traces_load_the_compiler_of_torch() -> None:
+    program = """
+import sys
+import torch
+from engine.kernels.call_recorder import CallRecorder
+from engine.kernels.operator_trace import Example, trace
+CallRecorder().record(lambda: torch.ones(2) * 2)
+trace(lambda x: x * 2, *(Example([n], [torch.ones(n)]) for n in (3, 5)))
+print({"torch._dynamo", "sympy"} & set(sys.modules))
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "set()"
