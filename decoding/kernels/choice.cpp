@@ -297,7 +297,7 @@ extern "C" void choose_tokens(const float *logits, const double *settings, const
   }
 }
 
-struct ChainCall {
+struct StepCall {
   const float *logits;       // [rows, size]
   const double *settings;    // [steps, rows, 6]
   const int64_t *token_ids;  // [size] or null
@@ -308,7 +308,7 @@ struct ChainCall {
 };
 
 // Choose the tokens of a chain's step.
-extern "C" void choose_step(const ChainCall *call) {
+extern "C" void choose_step(const StepCall *call) {
   const int64_t rows = call->rows, count = call->count;
   std::vector<int64_t> tokens(rows * count);
   std::vector<float> scores(rows * count);

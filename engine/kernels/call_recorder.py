@@ -47,6 +47,9 @@ class CallRecorder:
                 try:
                     recorded[threads] = self._record(run)
                     return recorded[threads].output
+                except _UnrecordableError as error:
+                    _log.info("a call can't be recorded: %s", error)
+                    self.error = error
                 except Exception as error:
                     _log.warning("a call can't be recorded, which costs speed", exc_info=True)
                     self.error = error
@@ -108,9 +111,9 @@ class _Operators(UncompiledMode):
             raise _UnrecordableError(str(function))
         if function._schema.is_mutable:
             self._recording.then(partial(function, *args, **kwargs))
-        elif function not in _ALLOCATIONS and not share_memory(
-            tensors, [each for each in args if isinstance(each, Tensor)]
-        ):
+            return
+        given = [each for each in args if isinstance(each, Tensor)]
+        if function not in _ALLOCATIONS and not share_memory(tensors, given):
             self.bytes += sum(tensor.nbytes for tensor in tensors)
             self._recording.then(partial(_compute, function, args, kwargs, tensors))
 
